@@ -1,0 +1,209 @@
+/* libgcoalesce: read one Gemini answer from many processes. The C ABI, and the contract. */
+#ifndef GCOALESCE_GCOALESCE_H
+#define GCOALESCE_GCOALESCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GCOALESCE_API __attribute__((visibility("default")))
+
+/* Every way in which a call can end, and every reason for which a stream can fail. Values never change. */
+typedef enum gcoalesce_code {
+    GCOALESCE_OK = 0,
+
+    /* Attaching. */
+    GCOALESCE_ABSENT = 1,         /* neither socket nor segment of that instance exists */
+    GCOALESCE_STARTING = 2,       /* a broker is starting and not ready yet */
+    GCOALESCE_WRONG_VERSION = 3,  /* segment layout or control protocol of another version */
+    GCOALESCE_TOO_SHORT = 4,      /* the segment is shorter than its header claims */
+    GCOALESCE_CLOSED = 5,         /* the broker has shut down in order */
+    GCOALESCE_BROKER_DEAD = 6,    /* the broker died; proved by its kernel-held lock */
+    GCOALESCE_UNRESPONSIVE = 7,   /* the broker lives, but does not answer */
+    GCOALESCE_NO_PERMISSION = 8,  /* the kernel refuses access to the socket or the segment */
+    GCOALESCE_FOREIGN = 9,        /* the segment's owner, mode, type or contents are not a broker's */
+    GCOALESCE_ATTACHED_BEFORE_FORK = 10, /* the handle belongs to the parent process: attach again */
+
+    /* Asking. */
+    GCOALESCE_BAD_REQUEST = 20, /* the request itself is wrong; asking again will not help */
+    GCOALESCE_NOT_FOUND = 21,
+    GCOALESCE_GONE = 22,
+    GCOALESCE_BUSY = 23,     /* a limit is reached; ask again after the retry delay */
+    GCOALESCE_DRAINING = 24, /* the broker is shutting down */
+    GCOALESCE_TIMED_OUT = 25, /* the caller's own deadline passed */
+
+    /* Reading. */
+    GCOALESCE_END = 30,     /* no more events: see gcoalesce_ending() */
+    GCOALESCE_EVICTED = 31, /* the reader did not move for too long and lost the stream */
+
+    /* Why a stream failed or was cut short. */
+    GCOALESCE_KEY_MISSING = 40,         /* the broker has no API key */
+    GCOALESCE_KEY_REFUSED = 41,         /* upstream refuses the API key (401, 403, API_KEY_INVALID) */
+    GCOALESCE_RATE_LIMITED = 42,        /* upstream answered 429 */
+    GCOALESCE_UPSTREAM_ERROR = 43,      /* upstream answered with another error */
+    GCOALESCE_CONNECT_FAILED = 44,      /* no connection, or it broke before an answer */
+    GCOALESCE_BAD_ANSWER = 45,          /* the answer is empty, or not what the protocol allows */
+    GCOALESCE_FIRST_EVENT_TIMEOUT = 46, /* nothing came within the limit for the first event */
+    GCOALESCE_EVENT_GAP_TIMEOUT = 47,   /* nothing came within the limit between two events */
+    GCOALESCE_CALL_TIMEOUT = 48,        /* the whole call passed its limit */
+    GCOALESCE_TOO_LARGE = 49,           /* the answer passed the limit of bytes a stream */
+    GCOALESCE_NO_MEMORY = 50,           /* the segment had no room for the answer */
+    GCOALESCE_CUT_SHORT = 51,           /* the answer ended without a finish reason */
+
+    GCOALESCE_IO = 60,      /* a system call failed where it should not */
+    GCOALESCE_INTERNAL = 61 /* a bug in gcoalesce */
+} gcoalesce_code;
+
+/* How a stream ended (DESIGN section 8). Values never change. */
+typedef enum gcoalesce_ending_kind {
+    GCOALESCE_IN_FLIGHT = 0, /* it has not ended */
+    GCOALESCE_COMPLETE = 1,
+    GCOALESCE_FAILED = 2,
+    GCOALESCE_TRUNCATED = 3,
+    GCOALESCE_INVALID = 4,
+    GCOALESCE_CANCELLED = 5,
+    GCOALESCE_INTERRUPTED = 6
+} gcoalesce_ending_kind;
+
+/* How a request was served. Values never change. */
+typedef enum gcoalesce_status {
+    GCOALESCE_OPENING = 0, /* not known yet */
+    GCOALESCE_STARTED = 1, /* this request caused the upstream call */
+    GCOALESCE_JOINED = 2,  /* it reads a call that was under way */
+    GCOALESCE_FRESH = 3,   /* it reads a finished answer that is still fresh */
+    GCOALESCE_SNAPSHOT = 4,
+    GCOALESCE_RESUMED = 5,
+    GCOALESCE_INDIVIDUAL = 6,
+    GCOALESCE_BYPASS = 7 /* a call of its own, at the caller's wish */
+} gcoalesce_status;
+
+/* Who may share the answer. */
+typedef enum gcoalesce_sharing {
+    GCOALESCE_SHARE = 0,
+    GCOALESCE_SHARE_NOT = 1,    /* bypass: a call of its own that nobody joins */
+    GCOALESCE_SHARE_REFRESH = 2 /* a new call that later requests join instead of the present one */
+} gcoalesce_sharing;
+
+/* One connection of this process to a broker, with the segment mapped read-only. All calls on it are thread-safe,
+ * but for gcoalesce_detach. */
+typedef struct gcoalesce_attachment gcoalesce_attachment;
+
+/* One reader of one stream. Used by one thread at a time. It keeps its attachment's mapping alive. */
+typedef struct gcoalesce_subscription gcoalesce_subscription;
+
+typedef struct gcoalesce_attach_options {
+    size_t size;             /* sizeof(gcoalesce_attach_options) */
+    const char* instance;    /* NULL: $GCOALESCE_INSTANCE, else "default" */
+    const char* runtime_dir; /* NULL: $GCOALESCE_RUNTIME_DIR, else /run/gcoalesce if it exists, else $XDG_RUNTIME_DIR/gcoalesce */
+    const char* client_name; /* shown to people who look at the broker; NULL: the program's name */
+} gcoalesce_attach_options;
+
+typedef struct gcoalesce_request {
+    size_t size;       /* sizeof(gcoalesce_request) */
+    const char* model; /* "gemini-2.5-flash"; a leading "models/" is dropped */
+    const char* body;  /* a whole request body of the Gemini API (JSON); copied before gcoalesce_open returns */
+    size_t body_bytes; /* at most 32 MiB */
+    int stream;        /* not 0: streamGenerateContent, one event each; 0: generateContent, the whole answer is one event */
+    gcoalesce_sharing sharing;
+} gcoalesce_request;
+
+typedef struct gcoalesce_event {
+    uint64_t number;  /* from 1 */
+    const char* data; /* one JSON document, untouched; not terminated by NUL */
+    size_t bytes;
+} gcoalesce_event;
+
+typedef struct gcoalesce_ending {
+    size_t size; /* set by the caller: sizeof(gcoalesce_ending) */
+    gcoalesce_ending_kind kind;
+    gcoalesce_code code;       /* GCOALESCE_OK when complete */
+    int32_t upstream_status;   /* HTTP status, 0 when there was none */
+    int32_t reusable;          /* 1: later requests may have read this answer */
+    int64_t retry_ms;          /* when asking again may help; 0: not known */
+    uint64_t events;           /* how much came, of all readers' view */
+    uint64_t event_bytes;
+    int64_t prompt_tokens, cached_tokens, thought_tokens, answer_tokens, total_tokens; /* 0 when upstream did not say */
+    char finish_reason[40];    /* upstream's word, e.g. "STOP" or, for a blocked prompt, the block reason; "" when none */
+    char message[256];         /* what happened, for people; "" when complete */
+} gcoalesce_ending;
+
+typedef struct gcoalesce_info {
+    size_t size; /* set by the caller: sizeof(gcoalesce_info) */
+    gcoalesce_status status;
+    uint64_t stream_id;  /* 0 while opening */
+    uint8_t key[32];     /* zeros while opening */
+} gcoalesce_info;
+
+/* Attaches to the broker of an instance.
+ * timeout_ms: how long to wait for a broker that is absent or starting; 0: one try.
+ * Errors: the attach group of gcoalesce_code, GCOALESCE_IO. *out is set only on GCOALESCE_OK and is the caller's,
+ * who ends it with gcoalesce_detach. */
+GCOALESCE_API gcoalesce_code gcoalesce_attach(const gcoalesce_attach_options* options, int64_t timeout_ms,
+                                              gcoalesce_attachment** out);
+
+/* Ends the attachment. Its subscriptions stay valid for gcoalesce_close alone. NULL is allowed; in a forked child it
+ * frees nothing and touches nothing of the parent's. */
+GCOALESCE_API void gcoalesce_detach(gcoalesce_attachment* attachment);
+
+/* Asks for an answer; never waits. The answer, or the broker's refusal, comes with gcoalesce_next.
+ * Errors: GCOALESCE_BAD_REQUEST, GCOALESCE_ATTACHED_BEFORE_FORK. *out is set only on GCOALESCE_OK and is the
+ * caller's, who ends it with gcoalesce_close. */
+GCOALESCE_API gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_request* request,
+                                            gcoalesce_subscription** out);
+
+/* Copies the next event out; event->data stays valid until the next call with this subscription.
+ * timeout_ms: the longest wait; 0: only what is there.
+ * GCOALESCE_OK: *event is set. GCOALESCE_END: see gcoalesce_ending_of. GCOALESCE_TIMED_OUT: ask again, nothing is lost.
+ * GCOALESCE_EVICTED, or an opening that was refused (GCOALESCE_BUSY, GCOALESCE_RATE_LIMITED, ...): the end of this
+ * subscription, and every further call answers the same.
+ * When the broker dies before the first event was read, the call attaches and asks again within its timeout. */
+GCOALESCE_API gcoalesce_code gcoalesce_next(gcoalesce_subscription* subscription, int64_t timeout_ms, gcoalesce_event* event);
+
+/* The same without the copy: event->data points into the segment. After its use, ask gcoalesce_span_valid: 1 says
+ * that what was read is what was published, 0 that the stream was evicted meanwhile and the bytes must not be used. */
+GCOALESCE_API gcoalesce_code gcoalesce_next_span(gcoalesce_subscription* subscription, int64_t timeout_ms,
+                                                 gcoalesce_event* event);
+GCOALESCE_API int gcoalesce_span_valid(const gcoalesce_subscription* subscription);
+
+/* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: it has not ended. */
+GCOALESCE_API gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending);
+
+/* How the request was served, and what it reads. Filled up to info->size bytes. */
+GCOALESCE_API gcoalesce_code gcoalesce_info_of(const gcoalesce_subscription* subscription, gcoalesce_info* info);
+
+/* Ends the subscription, at any time; an opening under way is withdrawn. NULL is allowed. */
+GCOALESCE_API void gcoalesce_close(gcoalesce_subscription* subscription);
+
+/* A descriptor for poll and epoll (the attachment's own: do not close it): readable when a subscription of this
+ * attachment may have something new. Then call gcoalesce_dispatch, then gcoalesce_next with timeout 0 for each
+ * subscription of interest until it answers GCOALESCE_TIMED_OUT. -1: attached before fork. */
+GCOALESCE_API int gcoalesce_fd(gcoalesce_attachment* attachment);
+GCOALESCE_API gcoalesce_code gcoalesce_dispatch(gcoalesce_attachment* attachment);
+
+/* The notification window of all templates. */
+typedef enum gcoalesce_notify_action {
+    GCOALESCE_NOTIFY_STATUS = 0,
+    GCOALESCE_NOTIFY_ON = 1, /* open until now + for_ms, or until the present deadline if that is later */
+    GCOALESCE_NOTIFY_OFF = 2
+} gcoalesce_notify_action;
+
+/* for_ms: 0 takes the template's `window`; at most one day. *remaining_ms: how long the window stays open, 0 when closed. */
+GCOALESCE_API gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action, int64_t for_ms,
+                                              int64_t timeout_ms, int64_t* remaining_ms);
+
+/* The sentence that belongs to the last code other than GCOALESCE_OK that a call returned on this thread. Never NULL;
+ * valid until the thread's next call of this library. */
+GCOALESCE_API const char* gcoalesce_message(void);
+
+/* The code's word: "busy". Never NULL, static. */
+GCOALESCE_API const char* gcoalesce_code_name(gcoalesce_code code);
+GCOALESCE_API const char* gcoalesce_ending_name(gcoalesce_ending_kind kind);
+GCOALESCE_API const char* gcoalesce_status_name(gcoalesce_status status);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

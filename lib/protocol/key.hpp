@@ -1,0 +1,30 @@
+// From a request to the key under which it is shared.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/ids.hpp"
+#include "protocol/gemini.hpp"
+
+namespace gcoalesce {
+
+// All that decides whether two requests ask the same. Views: the caller keeps the texts.
+struct KeyParts {
+    std::string_view realm = "";            // "": everyone shares
+    std::string_view template_id = "default";
+    std::uint64_t template_revision = 1;
+    std::string_view model;                 // resolve_model()'s form
+    Method method = Method::stream;
+    std::string_view canonical_body;        // canonical_request()'s form
+};
+
+// SHA-256 over the parts in a versioned, unambiguous encoding. Thread-safe.
+Key compute_key(const KeyParts& parts);
+
+// "models/x" and "x" are one model; refused (GCOALESCE_BAD_REQUEST): empty, over 128 bytes, or with characters that
+// would change the upstream URL (only letters, digits, ".", "-", "_", and "/" as in "tunedModels/x").
+Result<std::string> resolve_model(std::string_view model);
+
+} // namespace gcoalesce
