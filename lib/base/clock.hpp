@@ -11,8 +11,12 @@ using Nanos = std::int64_t;
 constexpr Nanos kMillisecond = 1'000'000;
 constexpr Nanos kSecond = 1'000 * kMillisecond;
 
-constexpr Nanos from_ms(std::int64_t ms) { return ms * kMillisecond; }
-constexpr std::int64_t to_ms(Nanos ns) { return ns / kMillisecond; }
+constexpr Nanos from_ms(std::int64_t ms) {
+    return ms * kMillisecond;
+}
+constexpr std::int64_t to_ms(Nanos ns) {
+    return ns / kMillisecond;
+}
 
 class Clock {
   public:

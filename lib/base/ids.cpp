@@ -38,7 +38,9 @@ std::string to_hex(std::span<const std::uint8_t> bytes) {
     return out;
 }
 
-std::string to_hex(StreamId id) { return fmt::format("{:016x}", id); }
+std::string to_hex(StreamId id) {
+    return fmt::format("{:016x}", id);
+}
 
 std::optional<Key> parse_key(std::string_view hex) {
     Key key{};

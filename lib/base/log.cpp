@@ -11,10 +11,14 @@ std::atomic<int> current{static_cast<int>(LogLevel::info)};
 
 const char* word(LogLevel level) {
     switch (level) {
-    case LogLevel::error: return "error";
-    case LogLevel::warning: return "warning";
-    case LogLevel::info: return "info";
-    case LogLevel::debug: return "debug";
+    case LogLevel::error:
+        return "error";
+    case LogLevel::warning:
+        return "warning";
+    case LogLevel::info:
+        return "info";
+    case LogLevel::debug:
+        return "debug";
     }
     return "?";
 }
@@ -28,9 +32,13 @@ Result<LogLevel> parse_log_level(std::string_view name) {
     return fail(GCOALESCE_BAD_REQUEST, "expected error, warning, info or debug, found \"{}\"", name);
 }
 
-void set_log_level(LogLevel level) { current.store(static_cast<int>(level), std::memory_order_relaxed); }
+void set_log_level(LogLevel level) {
+    current.store(static_cast<int>(level), std::memory_order_relaxed);
+}
 
-bool log_enabled(LogLevel level) { return static_cast<int>(level) <= current.load(std::memory_order_relaxed); }
+bool log_enabled(LogLevel level) {
+    return static_cast<int>(level) <= current.load(std::memory_order_relaxed);
+}
 
 void log_line(LogLevel level, std::string_view line) {
     // Under systemd the journal keeps the time; it reads the level from the prefix (sd-daemon(3)).

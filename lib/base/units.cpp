@@ -12,7 +12,8 @@ struct Unit {
     double factor;
 };
 
-constexpr std::array<Unit, 6> kTimes{{{"ms", 1e6}, {"s", 1e9}, {"min", 6e10}, {"m", 6e10}, {"h", 3.6e12}, {"d", 8.64e13}}};
+constexpr std::array<Unit, 6> kTimes{
+    {{"ms", 1e6}, {"s", 1e9}, {"min", 6e10}, {"m", 6e10}, {"h", 3.6e12}, {"d", 8.64e13}}};
 constexpr std::array<Unit, 5> kSizes{{{"", 1}, {"B", 1}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}}};
 
 // The number in front and what follows it; false where there is no such number.

@@ -15,7 +15,7 @@ Result<Nanos> parse_duration(std::string_view text);
 // Bytes, or with KiB, MiB, GiB (KB, MB, GB are refused: they are read both ways). 0 .. 2^62.
 Result<std::uint64_t> parse_size(std::string_view text);
 
-std::string format_duration(Nanos duration);     // "4.2s", "180ms", "3min"
-std::string format_size(std::uint64_t bytes);    // "48.0MiB", "812B"
+std::string format_duration(Nanos duration);  // "4.2s", "180ms", "3min"
+std::string format_size(std::uint64_t bytes); // "48.0MiB", "812B"
 
 } // namespace gcoalesce

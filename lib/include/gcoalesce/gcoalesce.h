@@ -16,23 +16,23 @@ typedef enum gcoalesce_code {
     GCOALESCE_OK = 0,
 
     /* Attaching. */
-    GCOALESCE_ABSENT = 1,         /* neither socket nor segment of that instance exists */
-    GCOALESCE_STARTING = 2,       /* a broker is starting and not ready yet */
-    GCOALESCE_WRONG_VERSION = 3,  /* segment layout or control protocol of another version */
-    GCOALESCE_TOO_SHORT = 4,      /* the segment is shorter than its header claims */
-    GCOALESCE_CLOSED = 5,         /* the broker has shut down in order */
-    GCOALESCE_BROKER_DEAD = 6,    /* the broker died; proved by its kernel-held lock */
-    GCOALESCE_UNRESPONSIVE = 7,   /* the broker lives, but does not answer */
-    GCOALESCE_NO_PERMISSION = 8,  /* the kernel refuses access to the socket or the segment */
-    GCOALESCE_FOREIGN = 9,        /* the segment's owner, mode, type or contents are not a broker's */
+    GCOALESCE_ABSENT = 1,                /* neither socket nor segment of that instance exists */
+    GCOALESCE_STARTING = 2,              /* a broker is starting and not ready yet */
+    GCOALESCE_WRONG_VERSION = 3,         /* segment layout or control protocol of another version */
+    GCOALESCE_TOO_SHORT = 4,             /* the segment is shorter than its header claims */
+    GCOALESCE_CLOSED = 5,                /* the broker has shut down in order */
+    GCOALESCE_BROKER_DEAD = 6,           /* the broker died; proved by its kernel-held lock */
+    GCOALESCE_UNRESPONSIVE = 7,          /* the broker lives, but does not answer */
+    GCOALESCE_NO_PERMISSION = 8,         /* the kernel refuses access to the socket or the segment */
+    GCOALESCE_FOREIGN = 9,               /* the segment's owner, mode, type or contents are not a broker's */
     GCOALESCE_ATTACHED_BEFORE_FORK = 10, /* the handle belongs to the parent process: attach again */
 
     /* Asking. */
     GCOALESCE_BAD_REQUEST = 20, /* the request itself is wrong; asking again will not help */
     GCOALESCE_NOT_FOUND = 21,
     GCOALESCE_GONE = 22,
-    GCOALESCE_BUSY = 23,     /* a limit is reached; ask again after the retry delay */
-    GCOALESCE_DRAINING = 24, /* the broker is shutting down */
+    GCOALESCE_BUSY = 23,      /* a limit is reached; ask again after the retry delay */
+    GCOALESCE_DRAINING = 24,  /* the broker is shutting down */
     GCOALESCE_TIMED_OUT = 25, /* the caller's own deadline passed */
 
     /* Reading. */
@@ -97,7 +97,8 @@ typedef struct gcoalesce_subscription gcoalesce_subscription;
 typedef struct gcoalesce_attach_options {
     size_t size;             /* sizeof(gcoalesce_attach_options) */
     const char* instance;    /* NULL: $GCOALESCE_INSTANCE, else "default" */
-    const char* runtime_dir; /* NULL: $GCOALESCE_RUNTIME_DIR, else /run/gcoalesce if it exists, else $XDG_RUNTIME_DIR/gcoalesce */
+    const char* runtime_dir; /* NULL: $GCOALESCE_RUNTIME_DIR, else /run/gcoalesce if it exists, else
+                                $XDG_RUNTIME_DIR/gcoalesce */
     const char* client_name; /* shown to people who look at the broker; NULL: the program's name */
 } gcoalesce_attach_options;
 
@@ -106,7 +107,7 @@ typedef struct gcoalesce_request {
     const char* model; /* "gemini-2.5-flash"; a leading "models/" is dropped */
     const char* body;  /* a whole request body of the Gemini API (JSON); copied before gcoalesce_open returns */
     size_t body_bytes; /* at most 32 MiB */
-    int stream;        /* not 0: streamGenerateContent, one event each; 0: generateContent, the whole answer is one event */
+    int stream; /* not 0: streamGenerateContent, one event each; 0: generateContent, the whole answer is one event */
     gcoalesce_sharing sharing;
 } gcoalesce_request;
 
@@ -119,22 +120,22 @@ typedef struct gcoalesce_event {
 typedef struct gcoalesce_ending {
     size_t size; /* set by the caller: sizeof(gcoalesce_ending) */
     gcoalesce_ending_kind kind;
-    gcoalesce_code code;       /* GCOALESCE_OK when complete */
-    int32_t upstream_status;   /* HTTP status, 0 when there was none */
-    int32_t reusable;          /* 1: later requests may have read this answer */
-    int64_t retry_ms;          /* when asking again may help; 0: not known */
-    uint64_t events;           /* how much came, of all readers' view */
+    gcoalesce_code code;     /* GCOALESCE_OK when complete */
+    int32_t upstream_status; /* HTTP status, 0 when there was none */
+    int32_t reusable;        /* 1: later requests may have read this answer */
+    int64_t retry_ms;        /* when asking again may help; 0: not known */
+    uint64_t events;         /* how much came, of all readers' view */
     uint64_t event_bytes;
     int64_t prompt_tokens, cached_tokens, thought_tokens, answer_tokens, total_tokens; /* 0 when upstream did not say */
-    char finish_reason[40];    /* upstream's word, e.g. "STOP" or, for a blocked prompt, the block reason; "" when none */
-    char message[256];         /* what happened, for people; "" when complete */
+    char finish_reason[40]; /* upstream's word, e.g. "STOP" or, for a blocked prompt, the block reason; "" when none */
+    char message[256];      /* what happened, for people; "" when complete */
 } gcoalesce_ending;
 
 typedef struct gcoalesce_info {
     size_t size; /* set by the caller: sizeof(gcoalesce_info) */
     gcoalesce_status status;
-    uint64_t stream_id;  /* 0 while opening */
-    uint8_t key[32];     /* zeros while opening */
+    uint64_t stream_id; /* 0 while opening */
+    uint8_t key[32];    /* zeros while opening */
 } gcoalesce_info;
 
 /* Attaches to the broker of an instance.
@@ -160,7 +161,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, co
  * GCOALESCE_EVICTED, or an opening that was refused (GCOALESCE_BUSY, GCOALESCE_RATE_LIMITED, ...): the end of this
  * subscription, and every further call answers the same.
  * When the broker dies before the first event was read, the call attaches and asks again within its timeout. */
-GCOALESCE_API gcoalesce_code gcoalesce_next(gcoalesce_subscription* subscription, int64_t timeout_ms, gcoalesce_event* event);
+GCOALESCE_API gcoalesce_code gcoalesce_next(gcoalesce_subscription* subscription, int64_t timeout_ms,
+                                            gcoalesce_event* event);
 
 /* The same without the copy: event->data points into the segment. After its use, ask gcoalesce_span_valid: 1 says
  * that what was read is what was published, 0 that the stream was evicted meanwhile and the bytes must not be used. */
@@ -168,7 +170,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_next_span(gcoalesce_subscription* subscri
                                                  gcoalesce_event* event);
 GCOALESCE_API int gcoalesce_span_valid(const gcoalesce_subscription* subscription);
 
-/* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: it has not ended. */
+/* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: it has not
+ * ended. */
 GCOALESCE_API gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending);
 
 /* How the request was served, and what it reads. Filled up to info->size bytes. */
@@ -190,9 +193,10 @@ typedef enum gcoalesce_notify_action {
     GCOALESCE_NOTIFY_OFF = 2
 } gcoalesce_notify_action;
 
-/* for_ms: 0 takes the template's `window`; at most one day. *remaining_ms: how long the window stays open, 0 when closed. */
-GCOALESCE_API gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action, int64_t for_ms,
-                                              int64_t timeout_ms, int64_t* remaining_ms);
+/* for_ms: 0 takes the template's `window`; at most one day. *remaining_ms: how long the window stays open, 0 when
+ * closed. */
+GCOALESCE_API gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action,
+                                              int64_t for_ms, int64_t timeout_ms, int64_t* remaining_ms);
 
 /* The sentence that belongs to the last code other than GCOALESCE_OK that a call returned on this thread. Never NULL;
  * valid until the thread's next call of this library. */

@@ -1,0 +1,40 @@
+// Owns one upstream call, retries included, and fills one stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "broker/store.hpp"
+#include "broker/timers.hpp"
+#include "broker/upstream.hpp"
+
+namespace gcoalesce {
+
+struct ProducerLimits {
+    Nanos first_event = 120 * kSecond; // from the moment the body is sent
+    Nanos event_gap = 60 * kSecond;    // between two events
+    Nanos whole_call = 300 * kSecond;  // retries and their waits included; a call without streaming has only this one
+    int retries = 2;                   // after the first try, and only before the first event
+    std::size_t stream_bytes = 4 << 20;
+};
+
+// Single-threaded: the event loop's.
+class Producer {
+  public:
+    // `ended` is called once, on the event loop, never from within the constructor, as the last thing this object does:
+    // it may destroy it. The stream is still in flight then; ending it is the caller's business (it knows the policy).
+    using Ended = std::function<void(const Outcome&)>;
+
+    // Starts the call at once. The referenced objects must outlive it.
+    Producer(Store& store, Upstream& upstream, Timers& timers, StreamRef stream, UpstreamCall call,
+             const ProducerLimits& limits, Ended ended);
+    ~Producer(); // cancels what is under way; `ended` is not called any more
+    Producer(const Producer&) = delete;
+    Producer& operator=(const Producer&) = delete;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+} // namespace gcoalesce

@@ -1,0 +1,185 @@
+// The one writer of the segment: slots, index, extents, lanes, counters, logs.
+//
+// The steps below carry the names of the model in tests/model; lib/segment/lane.hpp tells the other half of each.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "protocol/gemini.hpp"
+#include "segment/counters.hpp"
+#include "segment/lane.hpp"
+#include "segment/mapping.hpp"
+
+namespace gcoalesce {
+
+// One stream: a slot and the identity of what it holds. Stays meaningful (as "gone") after the slot was recycled.
+struct StreamRef {
+    std::uint32_t slot = 0;
+    std::uint64_t identity = 0; // generation >> 1
+    bool operator==(const StreamRef&) const = default;
+};
+
+struct StoreOptions {
+    std::uint32_t slots = 4096; // 1 .. kMaxSlots
+    std::string instance;
+    Nanos stall_timeout = 60 * kSecond; // a reader that did not move for this long may be evicted under pressure
+};
+
+struct TemplateSettings {
+    std::string id = "default";
+    std::uint64_t revision = 1;
+    bool fast_path = true;
+    Nanos ttl_idle = 200 * kMillisecond, ttl_window = 5 * kSecond, window = 6 * kSecond, linger = 30 * kSecond;
+};
+
+struct StreamOpening {
+    Key key{};
+    StreamId stream_id = 0;
+    std::uint32_t template_index = 0;
+    Method method = Method::stream;
+    gcoalesce_sharing sharing = GCOALESCE_SHARE;
+    std::string_view model;
+    std::string_view request; // the body; its first 4 KiB are kept for people who look at the stream
+};
+
+// A client's lane, and how to send on its wake socket (never blocking; false: the socket is full or gone).
+struct LanePort {
+    Mapping mapping;
+    std::function<bool()> send_wake;
+    std::string client_name;
+    std::int32_t pid = 0;
+};
+using LaneId = std::uint64_t; // the attachment id
+
+// Single-threaded: the event loop's.
+class Store {
+  public:
+    // The bytes a segment needs besides its extents.
+    static std::size_t table_bytes(std::uint32_t slots);
+
+    // Formats `memory`, which must be zero, and keeps it. Not ready for readers before set_ready().
+    // GCOALESCE_BAD_REQUEST: too few bytes for the tables and 256 KiB of extents, or slots out of range.
+    static Result<std::unique_ptr<Store>> create(Mapping memory, const StoreOptions& options,
+                                                 const std::vector<TemplateSettings>& templates, const Clock& clock);
+    ~Store();
+
+    void set_ready(); // last of all: stores the ready word and the state `serving`
+    void set_state(BrokerState state);
+    void heartbeat();
+
+    const SegmentView& view() const { return view_; }
+    std::uint64_t epoch() const { return view_.header().epoch; }
+
+    // ---- streams ----
+
+    // Takes a free slot (retiring the oldest unpinned stream if it must) and shows it to joiners, index entry last.
+    // indexed: later requests for the key find it, in place of an older stream, which is closed. Not indexed: it stays
+    // closed from the start. GCOALESCE_BUSY: every slot holds a stream that somebody needs.
+    Result<StreamRef> open(const StreamOpening& opening, bool indexed);
+
+    // The stream that requests for this key find, if any: joinable or not.
+    std::optional<StreamRef> find(const Key& key) const;
+
+    enum class Joinable { no, in_flight, fresh };
+    Joinable joinable(StreamRef stream) const; // that is: open to joiners, and in flight or complete and fresh
+
+    // Publishes one event: bytes first, the count last, then wakes. GCOALESCE_NO_MEMORY: nothing was published.
+    Result<void> append(StreamRef stream, std::string_view event);
+
+    // Publishes the ending. fresh_for: 0 for every ending that must not be reused: the slot is closed to joiners
+    // *before* the ending shows, so that whoever sees it and asks again starts anew.
+    void end(StreamRef stream, SlotEnding ending, Nanos fresh_for);
+
+    void count_retry(StreamRef stream);
+    void set_upstream_status(StreamRef stream, int status);
+
+    // Takes the stream out of the index and closes its slot; returns how many pins it has, exactly: after this, no
+    // further joiner can come (lane.hpp: the broker's half of the handshake). Idempotent.
+    std::uint64_t close_to_joiners(StreamRef stream);
+    // Takes it back, when a pin turned up and the stream is still good.
+    void reopen(StreamRef stream);
+
+    // Closed, ended and without a pin: the slot advances to its next identity and its extents are free. False: not yet.
+    bool retire(StreamRef stream);
+
+    // Takes an ended stream's extents away from readers that stand still; they get "lost".
+    void evict(StreamRef stream);
+
+    // ---- lanes ----
+
+    void add_lane(LaneId id, LanePort port);
+    void remove_lane(LaneId id); // with all its pins: the client is dead or has said goodbye
+    // The lane's pins no longer count; its client learns it at its next look.
+    void revoke_lane(LaneId id);
+    Result<void> pin(LaneId id, StreamRef stream); // on a client's behalf; GCOALESCE_NOT_FOUND: no such lane
+    std::size_t lane_count() const { return lanes_.size(); }
+
+    // Every 100 ms: folds what lanes changed into the slots, retires what has lingered long enough.
+    void sweep();
+
+    // ---- telling people ----
+
+    void count(Counter counter, std::uint64_t add = 1);
+    std::uint64_t counted(Counter counter) const;
+    void log(LogKind kind, std::int32_t code = 0, std::optional<StreamRef> stream = {}, std::uint64_t number = 0,
+             std::string_view text = {});
+    void note_error(Code code, int upstream_status, std::string_view message);
+    void set_window(std::uint32_t template_index, Nanos until);
+    void count_join_time(std::uint32_t template_index, Nanos took);
+
+    std::size_t streams_in_use() const;
+
+  private:
+    struct Pool;
+    struct Private; // what the broker alone knows of a slot
+    struct LaneState;
+
+    Store(Mapping memory, const StoreOptions& options, const Clock& clock);
+
+    Slot& slot(StreamRef stream) { return slots_[stream.slot]; }
+    bool holds(StreamRef stream) const;
+    std::uint64_t pins_on(std::uint32_t slot) const;
+    void publish(Slot& slot, std::uint32_t index);
+    std::uint64_t allocate(std::uint64_t bytes); // an offset; 0: none
+    bool reclaim();                              // frees something; false: nothing can go
+    void free_extents(std::uint32_t slot);
+    void index(std::uint32_t slot, const Key& key);
+    void unindex(std::uint32_t slot);
+    void fold(LaneState& lane, Nanos now);
+    void forget(LaneState& lane);
+    void set(Counter counter, std::uint64_t value);
+    bool stalled_only(std::uint32_t slot, Nanos now) const;
+    bool revoke_greediest();
+
+    Mapping memory_;
+    StoreOptions options_;
+    const Clock& clock_;
+    SegmentView view_;
+    Header* header_;
+    CounterEntry* counters_;
+    TemplateEntry* templates_;
+    IndexEntry* index_;
+    Slot* slots_;
+    LogRecord* log_;
+    ErrorEntry* errors_;
+    std::unique_ptr<Pool> pool_;
+    std::vector<Private> private_;
+    std::vector<std::uint32_t> free_; // the last one first: low slots stay warm, lanes touch few pages
+    struct KeyHash {
+        std::size_t operator()(const Key& key) const { return key_fingerprint(key); }
+    };
+    std::unordered_map<Key, std::uint32_t, KeyHash> indexed_;
+    std::vector<std::unique_ptr<LaneState>> lanes_;
+    std::uint32_t swept_to_ = 0; // slots ever used: sweeps look no further
+    Nanos moves_seen_ = 0;
+};
+
+} // namespace gcoalesce
