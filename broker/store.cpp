@@ -338,10 +338,10 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     s.evicted.store(0, std::memory_order_release);
     s.state.store(static_cast<std::uint32_t>(SlotState::in_flight), std::memory_order_release);
 
-    const StreamRef stream{number, s.generation.load(std::memory_order_relaxed) >> 1};
+    const StreamRef stream = ref(number);
     if (indexed) {
         if (const auto older = indexed_.find(opening.key); older != indexed_.end())
-            close_to_joiners({older->second, slots_[older->second].generation.load(std::memory_order_relaxed) >> 1});
+            close_to_joiners(ref(older->second));
         s.generation.store(stream.identity << 1, std::memory_order_seq_cst); // open to joiners: live last
         index(number, opening.key);
     }
@@ -353,7 +353,7 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
 std::optional<StreamRef> Store::find(const Key& key) const {
     const auto found = indexed_.find(key);
     if (found == indexed_.end()) return std::nullopt;
-    return StreamRef{found->second, slots_[found->second].generation.load(std::memory_order_relaxed) >> 1};
+    return ref(found->second);
 }
 
 Store::Joinable Store::joinable(StreamRef stream) const {
@@ -362,6 +362,10 @@ Store::Joinable Store::joinable(StreamRef stream) const {
     if ((s.generation.load(std::memory_order_relaxed) & kClosedToJoiners) != 0) return Joinable::no;
     if (!private_[stream.slot].ended) return Joinable::in_flight;
     return clock_.monotonic() < s.fresh_until.load(std::memory_order_relaxed) ? Joinable::fresh : Joinable::no;
+}
+
+StreamId Store::stream_id(StreamRef stream) const {
+    return slots_[stream.slot].opening.load().stream_id;
 }
 
 Result<void> Store::append(StreamRef stream, std::string_view event) {
@@ -452,15 +456,9 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     s.fresh_until.store(reusable ? now + fresh_for : 0, std::memory_order_release);
     s.state.store(static_cast<std::uint32_t>(SlotState::ended), std::memory_order_seq_cst);
     switch (ending.kind) {
-    case GCOALESCE_COMPLETE:
-        count(Counter::streams_complete);
-        break;
-    case GCOALESCE_TRUNCATED:
-        count(Counter::streams_truncated);
-        break;
-    default:
-        count(Counter::streams_failed);
-        break;
+    case GCOALESCE_COMPLETE: count(Counter::streams_complete); break;
+    case GCOALESCE_TRUNCATED: count(Counter::streams_truncated); break;
+    default: count(Counter::streams_failed); break;
     }
     if (reusable) count(Counter::streams_reusable);
     count(Counter::tokens_prompt, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.prompt_tokens, 0)));
@@ -576,7 +574,7 @@ bool Store::reclaim() {
         std::sort(candidates.begin(), candidates.end(),
                   [&](std::uint32_t a, std::uint32_t b) { return private_[a].ended_at < private_[b].ended_at; });
         for (const std::uint32_t i : candidates) {
-            const StreamRef stream{i, slots_[i].generation.load(std::memory_order_relaxed) >> 1};
+            const StreamRef stream = ref(i);
             const bool was_open = joinable(stream) != Joinable::no;
             if (close_to_joiners(stream) == 0) return retire(stream);
             if (was_open) reopen(stream);
@@ -589,7 +587,7 @@ bool Store::reclaim() {
         if (!largest || known.held > private_[*largest].held) largest = i;
     }
     if (largest) {
-        evict({*largest, slots_[*largest].generation.load(std::memory_order_relaxed) >> 1});
+        evict(ref(*largest));
         return true;
     }
     return revoke_greediest();
@@ -659,6 +657,7 @@ void Store::remove_lane(LaneId id) {
     if (found == lanes_.end()) return;
     if (!(*found)->revoked) fold(**found, clock_.monotonic()); // its last joins still count
     forget(**found);
+    (*found)->lane.header().revoked.store(1, std::memory_order_release); // should its process live on
     log(LogKind::detached, 0, {}, static_cast<std::uint64_t>((*found)->port.pid), (*found)->port.client_name);
     lanes_.erase(found);
     set(Counter::clients_attached, lanes_.size());
@@ -766,7 +765,7 @@ void Store::sweep() {
         const Nanos linger = templates_[known.template_index].policy.load().linger;
         if (!evicted && (now - known.last_left < linger || now < slots_[i].fresh_until.load(std::memory_order_relaxed)))
             continue;
-        const StreamRef stream{i, slots_[i].generation.load(std::memory_order_relaxed) >> 1};
+        const StreamRef stream = ref(i);
         close_to_joiners(stream);
         retire(stream);
     }

@@ -91,6 +91,13 @@ class Store {
     enum class Joinable { no, in_flight, fresh };
     Joinable joinable(StreamRef stream) const; // that is: open to joiners, and in flight or complete and fresh
 
+    StreamId stream_id(StreamRef stream) const;
+    StreamRef ref(std::uint32_t slot) const {
+        return {slot, slots_[slot].generation.load(std::memory_order_relaxed) >> 1};
+    }
+    // Readers at this moment, over all lanes.
+    std::uint64_t pins(StreamRef stream) const { return holds(stream) ? pins_on(stream.slot) : 0; }
+
     // Publishes one event: bytes first, the count last, then wakes. GCOALESCE_NO_MEMORY: nothing was published.
     Result<void> append(StreamRef stream, std::string_view event);
 

@@ -11,14 +11,10 @@ std::atomic<int> current{static_cast<int>(LogLevel::info)};
 
 const char* word(LogLevel level) {
     switch (level) {
-    case LogLevel::error:
-        return "error";
-    case LogLevel::warning:
-        return "warning";
-    case LogLevel::info:
-        return "info";
-    case LogLevel::debug:
-        return "debug";
+    case LogLevel::error: return "error";
+    case LogLevel::warning: return "warning";
+    case LogLevel::info: return "info";
+    case LogLevel::debug: return "debug";
     }
     return "?";
 }
