@@ -1,0 +1,23 @@
+// One file a command; main.cpp lists them.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+
+#include "cli/exit_codes.hpp"
+
+namespace gcoalesce::cli {
+
+// What every command gets from main, and gives back to it.
+struct Context {
+    std::string instance;    // --instance or GCOALESCE_INSTANCE; "": not told
+    std::string runtime_dir; // --runtime-dir or GCOALESCE_RUNTIME_DIR; "": not told
+    ExitCode exit = ExitCode::ok;
+};
+
+// Each adds one subcommand to `app`, whose callback does the work and sets context.exit. A callback that finds the
+// command line wrong throws a CLI::ValidationError; main turns it into a usage error. Both arguments must outlive
+// parsing.
+void add_sim(CLI::App& app, Context& context);
+
+} // namespace gcoalesce::cli

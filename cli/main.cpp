@@ -1,0 +1,77 @@
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <fmt/format.h>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/nearest.hpp"
+
+namespace {
+
+using gcoalesce::cli::Context;
+using gcoalesce::cli::ExitCode;
+
+int usage_error(const std::string& command, std::string message) {
+    std::replace(message.begin(), message.end(), '\n', ' ');
+    fmt::print(stderr, "{}: {}\ntry '{} --help'\n", command, message, command);
+    return static_cast<int>(ExitCode::usage);
+}
+
+int parse_error(const CLI::App& app, const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error); // --help, --version
+    const std::vector<CLI::App*> chosen = app.get_subcommands();
+    if (!chosen.empty()) return usage_error("gcoalesce " + chosen.front()->get_name(), error.what());
+
+    const std::vector<std::string> extras = app.remaining();
+    if (extras.empty() || extras.front().starts_with("-")) return usage_error("gcoalesce", error.what());
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+        names.push_back(command->get_name());
+    return usage_error("gcoalesce", fmt::format("unknown command \"{}\"{}", extras.front(),
+                                                gcoalesce::cli::did_you_mean(extras.front(), names)));
+}
+
+int run(int argc, char** argv) {
+    CLI::App app("One call to Gemini, one stream, many readers.", "gcoalesce");
+    Context context;
+    app.set_version_flag("--version", "gcoalesce " GCOALESCE_VERSION);
+    app.add_option("--instance", context.instance, "which broker of this host (default: \"default\")")
+        ->envname("GCOALESCE_INSTANCE")
+        ->type_name("NAME");
+    app.add_option("--runtime-dir", context.runtime_dir, "where brokers have their sockets")
+        ->envname("GCOALESCE_RUNTIME_DIR")
+        ->type_name("DIR");
+    app.fallthrough();            // those two may stand behind the command as well
+    app.require_subcommand(0, 1); // at most one, so that a command's name among its arguments stays an argument
+
+    using namespace gcoalesce::cli;
+    add_sim(app, context);
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return parse_error(app, error);
+    }
+    if (app.get_subcommands().empty()) return usage_error("gcoalesce", "expected a command");
+    return static_cast<int>(context.exit);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    try {
+        const int code = run(argc, argv);
+        std::cout.flush();
+        if (std::cout && std::fflush(stdout) == 0) return code;
+        std::perror("gcoalesce: cannot write to standard output");
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "gcoalesce: {}\n", error.what());
+    }
+    return static_cast<int>(ExitCode::failed);
+}
