@@ -76,6 +76,7 @@ class Store {
     void heartbeat();
 
     const SegmentView& view() const { return view_; }
+    const Clock& clock() const { return clock_; }
     std::uint64_t epoch() const { return view_.header().epoch; }
 
     // ---- streams ----

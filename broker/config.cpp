@@ -1,0 +1,140 @@
+#include "broker/config.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+
+#include "base/units.hpp"
+#include "broker/exit_codes.hpp"
+
+namespace gcoalesce {
+namespace {
+
+// --ttl-idle is GCOALESCE_TTL_IDLE in the environment.
+std::string variable(const std::string& flag) {
+    std::string name = "GCOALESCE_";
+    for (const char c : flag.substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    return name;
+}
+
+class Options {
+  public:
+    explicit Options(CLI::App& app) : app_(app) {}
+
+    void text(const std::string& flag, std::string& target, const std::string& help) {
+        app_.add_option(flag, target, help)->envname(variable(flag))->capture_default_str();
+    }
+    template <class T>
+    void number(const std::string& flag, T& target, T least, T most, const std::string& help) {
+        app_.add_option(flag, target, help)
+            ->envname(variable(flag))
+            ->capture_default_str()
+            ->check(CLI::Range(least, most));
+    }
+    void duration(const std::string& flag, Nanos& target, const std::string& help) {
+        parsed(flag, "DURATION", help, format_duration(target), [&target](const std::string& text) {
+            const Result<Nanos> value = parse_duration(text);
+            if (value) target = *value;
+            return value ? std::string() : value.error().message;
+        });
+    }
+    void size(const std::string& flag, std::uint64_t& target, const std::string& help) {
+        parsed(flag, "SIZE", help, format_size(target), [&target](const std::string& text) {
+            const Result<std::uint64_t> value = parse_size(text);
+            if (value) target = *value;
+            return value ? std::string() : value.error().message;
+        });
+    }
+    template <class F>
+    void parsed(const std::string& flag, const std::string& type, const std::string& help, const std::string& shown,
+                F&& parse) {
+        app_.add_option_function<std::string>(
+                flag,
+                [parse, flag](const std::string& text) {
+                    if (const std::string complaint = parse(text); !complaint.empty())
+                        throw CLI::ValidationError(flag, complaint);
+                },
+                help)
+            ->envname(variable(flag))
+            ->type_name(type)
+            ->default_str(shown);
+    }
+
+  private:
+    CLI::App& app_;
+};
+
+} // namespace
+
+Parsed parse_command_line(int argc, char** argv) {
+    Config config;
+    std::string instance;
+    std::string runtime_dir;
+    std::uint64_t stream_bytes = config.producer.stream_bytes;
+
+    CLI::App app{"gcoalesced: makes one upstream call for identical Gemini requests and lets every requester read the "
+                 "same stream out of shared memory. Runs in the foreground and logs to standard error.",
+                 "gcoalesced"};
+    app.set_version_flag("--version", std::string("gcoalesced " GCOALESCE_VERSION));
+    app.set_config("--config", "", "read options from this TOML file (their names without the dashes)");
+    app.allow_config_extras(CLI::config_extras_mode::error);
+    Options options(app);
+    options.text("--instance", instance, "which broker of this runtime directory");
+    options.text("--runtime-dir", runtime_dir,
+                 "directory of the control socket (default: /run/gcoalesce, else $XDG_RUNTIME_DIR/gcoalesce)");
+    options.text("--upstream", config.upstream, "base URL of the Gemini API");
+    options.text("--ca-file", config.ca_file, "trust these CA certificates (PEM) instead of the system's");
+    options.text("--proxy", config.proxy, "HTTP proxy for upstream calls; none is taken from the environment");
+    options.text(
+        "--api-key-file", config.api_key_file,
+        "file with the API key; before it comes $CREDENTIALS_DIRECTORY/gemini-api-key, after it GEMINI_API_KEY");
+    options.size("--memory", config.memory, "size of the shared-memory segment, all of it reserved at start");
+    options.number<std::uint32_t>("--streams", config.store.slots, 1, kMaxSlots, "streams that the segment can hold");
+    options.duration("--ttl-idle", config.settings.ttl_idle, "how long a complete answer stays fresh");
+    options.duration("--ttl-window", config.settings.ttl_window,
+                     "the same for a stream during whose flight the notification window was open");
+    options.duration("--window", config.settings.window, "how long `notify on` opens the window if not told otherwise");
+    options.duration("--linger", config.settings.linger,
+                     "how long a stream stays in the segment after its last subscriber left");
+    options.duration("--first-event-timeout", config.producer.first_event,
+                     "longest wait for the first event, from the moment the request is sent");
+    options.duration("--event-gap-timeout", config.producer.event_gap, "longest wait between two events");
+    options.duration("--call-timeout", config.producer.whole_call, "longest upstream call, retries included");
+    options.number("--retries", config.producer.retries, 0, 10, "tries after the first, before the first event only");
+    options.size("--stream-limit", stream_bytes, "largest answer");
+    options.number<std::uint32_t>("--max-in-flight", config.limits.in_flight, 1, kMaxSlots,
+                                  "answers being produced at once; above it requests are told that the broker is busy");
+    options.number<std::uint32_t>("--max-calls-per-minute", config.limits.calls_a_minute, 0, 1'000'000,
+                                  "upstream calls started within a minute; 0: no limit");
+    options.number<std::uint64_t>("--max-subscribers", config.limits.subscribers, 0, 1'000'000'000,
+                                  "readers of one stream; 0: no limit");
+    options.duration("--stall-timeout", config.store.stall_timeout,
+                     "under memory pressure, readers that did not move for this long lose their stream");
+    options.duration("--drain-timeout", config.drain_timeout, "how long running streams may go on after SIGTERM");
+    options.parsed("--log-level", "LEVEL", "error, warning, info or debug", "info", [&config](const std::string& text) {
+        const Result<LogLevel> level = parse_log_level(text);
+        if (level) config.log_level = *level;
+        return level ? std::string() : level.error().message;
+    });
+
+    const auto usage = [](const std::string& complaint) {
+        fmt::print(stderr, "gcoalesced: {}\ntry 'gcoalesced --help'\n", complaint);
+        return Parsed{std::nullopt, exit_usage};
+    };
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::Success& success) { // help, version
+        return {std::nullopt, app.exit(success)};
+    } catch (const CLI::Error& error) {
+        return usage(error.what());
+    }
+    Result<Instance> resolved = resolve_instance(instance.c_str(), runtime_dir.c_str());
+    if (!resolved) return usage(resolved.error().message);
+    config.instance = std::move(*resolved);
+    config.store.instance = config.instance.name;
+    config.producer.stream_bytes = stream_bytes;
+    // A limit on readers is the broker's to keep, so every request must pass it.
+    config.settings.fast_path = config.limits.subscribers == 0;
+    return {std::move(config), 0};
+}
+
+} // namespace gcoalesce

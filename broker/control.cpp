@@ -1,0 +1,612 @@
+#include "broker/control.hpp"
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unordered_set>
+
+#include "base/canonical_json.hpp"
+#include "base/log.hpp"
+#include "protocol/control.hpp"
+#include "protocol/key.hpp"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 // Linux 6.5; Debian 12's headers are older than many kernels it runs on
+#endif
+
+namespace gcoalesce {
+namespace asio = boost::asio;
+using boost::system::error_code;
+namespace {
+
+constexpr auto kAcceptPause = std::chrono::milliseconds(100); // when descriptors have run out
+constexpr std::size_t kReadAtOnce = 64 * 1024;
+
+std::chrono::nanoseconds as_chrono(Nanos time) {
+    return std::chrono::nanoseconds(time);
+}
+
+Result<Key> key_of(const std::string& body, const std::string& model, Method method, const TemplateSettings& settings) {
+    const Result<std::string> canonical = canonical_request(body);
+    if (!canonical) return tl::unexpected(canonical.error());
+    KeyParts parts;
+    parts.template_id = settings.id;
+    parts.template_revision = settings.revision;
+    parts.model = model;
+    parts.method = method;
+    parts.canonical_body = *canonical;
+    return compute_key(parts);
+}
+
+} // namespace
+
+struct Connection;
+
+struct ControlServer::State {
+    asio::io_context& loop;
+    asio::local::stream_protocol::acceptor acceptor;
+    asio::steady_timer accept_pause;
+    UniqueFd segment_fd;
+    Store& store;
+    Coalescer& coalescer;
+    TemplateSettings settings;
+    Nanos stall_timeout;
+    ControlLimits limits;
+    std::size_t body_bytes = 0; // within limits.body_bytes
+    std::uint64_t next_attachment = 1;
+    std::unordered_set<std::shared_ptr<Connection>> connections;
+    asio::thread_pool worker{1};
+
+    State(asio::io_context& io, UniqueFd listener, UniqueFd segment, Store& the_store, Coalescer& the_coalescer,
+          const TemplateSettings& the_settings, Nanos stall, const ControlLimits& the_limits)
+        : loop(io),
+          acceptor(io, asio::local::stream_protocol(), listener.release()),
+          accept_pause(io),
+          segment_fd(std::move(segment)),
+          store(the_store),
+          coalescer(the_coalescer),
+          settings(the_settings),
+          stall_timeout(stall),
+          limits(the_limits) {}
+};
+
+// One client. Kept alive by the server's list until it is over, and by its own pending handlers after that.
+struct Connection : std::enable_shared_from_this<Connection> {
+    using Server = ControlServer::State;
+
+    std::weak_ptr<Server> server_;
+    asio::local::stream_protocol::socket socket;
+    asio::steady_timer deadline;                             // hello, later: how long a lane outlives its connection
+    std::unique_ptr<asio::posix::stream_descriptor> process; // a pidfd: readable when the process has ended
+    UniqueFd wake;                                           // the broker's end of the wake socket
+    ucred peer{};
+    std::uint32_t stamped_pid = 0; // by the kernel, with the last message
+    enum class Stage { hello, ready, attached, over } stage = Stage::hello;
+    bool connected = true;
+    LaneId attachment = 0;
+    Mapping lane;
+    std::string name;
+    FrameSplitter frames;
+    std::string output;
+    std::size_t written = 0;
+    bool writing = false;
+    bool closing = false; // after what is queued has been written
+
+    struct Receiving { // an `open` whose body is arriving
+        message::Open open;
+        std::string body;
+        std::uint64_t left = 0;
+        bool refused = false; // answered already: the body is only passed over
+        Nanos arrived = 0;
+    };
+    std::optional<Receiving> receiving;
+    struct Parsing { // with the worker
+        std::uint64_t id;
+        bool withdrawn = false;
+    };
+    std::vector<std::shared_ptr<Parsing>> parsing;
+
+    Connection(const std::shared_ptr<Server>& server, asio::local::stream_protocol::socket accepted)
+        : server_(server), socket(std::move(accepted)), deadline(server->loop) {}
+
+    void start(Server& server) {
+        int on = 1;
+        ::setsockopt(socket.native_handle(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+        socklen_t length = sizeof peer;
+        ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+        socket.native_non_blocking(true);
+        deadline.expires_after(as_chrono(server.limits.hello));
+        deadline.async_wait([self = shared_from_this()](error_code error) {
+            if (error || self->stage == Stage::attached || self->stage == Stage::over) return;
+            self->say_goodbye(GCOALESCE_TIMED_OUT, "no hello and ready within the time allowed");
+        });
+        wait_readable();
+    }
+
+    // ---- input ----
+
+    void wait_readable() {
+        if (!connected || closing) return;
+        socket.async_wait(socket.wait_read, [self = shared_from_this()](error_code error) {
+            if (!error) self->read();
+        });
+    }
+
+    // recvmsg rather than asio's read: the kernel's stamp of the sender comes beside the bytes.
+    void read() {
+        if (!connected || closing) return;
+        std::array<char, kReadAtOnce> bytes;
+        alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred)) + CMSG_SPACE(16 * sizeof(int))> control;
+        iovec vector{bytes.data(), bytes.size()};
+        msghdr header{};
+        header.msg_iov = &vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.data();
+        header.msg_controllen = control.size();
+        const ssize_t got = ::recvmsg(socket.native_handle(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return wait_readable();
+        for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+            if (part->cmsg_level != SOL_SOCKET) continue;
+            if (part->cmsg_type == SCM_CREDENTIALS) {
+                ucred stamp{};
+                std::memcpy(&stamp, CMSG_DATA(part), sizeof stamp);
+                stamped_pid = static_cast<std::uint32_t>(stamp.pid);
+            } else if (part->cmsg_type == SCM_RIGHTS) { // nobody asked for descriptors
+                const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+                for (std::size_t i = 0; i < count; ++i) {
+                    int fd = -1;
+                    std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+                    ::close(fd);
+                }
+            }
+        }
+        if (got <= 0) return lost_connection();
+        frames.feed({bytes.data(), static_cast<std::size_t>(got)});
+        take_frames();
+        wait_readable();
+    }
+
+    void take_frames() {
+        const auto server = server_.lock();
+        while (server && connected && !closing) {
+            std::string_view frame;
+            const Result<bool> more = frames.next(frame);
+            if (!more) return refuse_connection(*server, more.error());
+            if (!*more) return;
+            if (receiving) {
+                take_body(*server, frame);
+                continue;
+            }
+            Result<Message> message = decode(frame);
+            if (!message) return refuse_connection(*server, message.error());
+            if (const Result<void> taken = take(*server, *message); !taken)
+                return refuse_connection(*server, taken.error());
+        }
+    }
+
+    Result<void> take(Server& server, Message& message) {
+        if (auto* hello = std::get_if<message::Hello>(&message); hello != nullptr && stage == Stage::hello)
+            return take_hello(server, *hello);
+        if (std::holds_alternative<message::Ready>(message) && stage == Stage::ready) {
+            stage = Stage::attached;
+            deadline.cancel();
+            watch_process(server);
+            return {};
+        }
+        if (stage == Stage::attached) {
+            if (auto* open = std::get_if<message::Open>(&message)) return take_open(server, *open);
+            if (auto* withdraw = std::get_if<message::Withdraw>(&message)) {
+                take_withdraw(server, withdraw->id);
+                return {};
+            }
+            if (auto* notify = std::get_if<message::Notify>(&message)) return take_notify(server, *notify);
+        }
+        return fail(GCOALESCE_BAD_REQUEST, "a message that has no place here: expected {}",
+                    stage == Stage::hello   ? "hello"
+                    : stage == Stage::ready ? "ready"
+                                            : "open, withdraw or notify");
+    }
+
+    // ---- attaching ----
+
+    Result<void> take_hello(Server& server, message::Hello& hello) {
+        if (hello.protocol != kProtocolVersion)
+            return fail(GCOALESCE_WRONG_VERSION,
+                        "the client speaks control protocol {}, this broker {}: install both from one version",
+                        hello.protocol, kProtocolVersion);
+        name = hello.name.substr(0, 63);
+        std::array<int, 2> wakes{-1, -1};
+        if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, wakes.data()) != 0)
+            return fail_errno(GCOALESCE_BUSY, "no wake socket for one more client");
+        wake = UniqueFd(wakes[0]);
+        const UniqueFd their_wake(wakes[1]);
+        const UniqueFd memory(
+            static_cast<int>(::syscall(SYS_memfd_create, "gcoalesce-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+        const std::uint32_t slots = server.store.view().slot_count();
+        const std::size_t bytes = lane_bytes(slots);
+        if (!memory || ::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 ||
+            ::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+            return fail_errno(GCOALESCE_BUSY, "no lane for one more client");
+        Result<Mapping> mapping = Mapping::of(memory.get(), bytes, true);
+        if (!mapping) return tl::unexpected(mapping.error());
+        lane = *mapping;
+        attachment = server.next_attachment++;
+        auto& header = *reinterpret_cast<LaneHeader*>(lane.data());
+        header.magic = kMagic;
+        header.epoch = server.store.epoch();
+        header.attachment = attachment;
+        header.slots = slots;
+        // Known to the store before the client can know its lane: from its first pin on, every pin counts.
+        LanePort port;
+        port.mapping = lane;
+        port.client_name = name;
+        port.pid = peer.pid;
+        port.send_wake = [fd = wake.get()] {
+            const char one = 1;
+            return ::send(fd, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+        };
+        server.store.add_lane(attachment, std::move(port));
+        stage = Stage::ready;
+
+        message::Welcome welcome;
+        welcome.epoch = server.store.epoch();
+        welcome.attachment = attachment;
+        return send_welcome(encode(welcome), {server.segment_fd.get(), memory.get(), their_wake.get()});
+    }
+
+    // The descriptors go with the first byte; a fresh socket takes so small a frame whole.
+    Result<void> send_welcome(const std::string& frame, const std::array<int, kWelcomeDescriptors>& descriptors) {
+        alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptors)> control{};
+        iovec vector{const_cast<char*>(frame.data()), frame.size()};
+        msghdr header{};
+        header.msg_iov = &vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.data();
+        header.msg_controllen = control.size();
+        cmsghdr* part = CMSG_FIRSTHDR(&header);
+        part->cmsg_level = SOL_SOCKET;
+        part->cmsg_type = SCM_RIGHTS;
+        part->cmsg_len = CMSG_LEN(sizeof descriptors);
+        std::memcpy(CMSG_DATA(part), descriptors.data(), sizeof descriptors);
+        if (::sendmsg(socket.native_handle(), &header, MSG_DONTWAIT | MSG_NOSIGNAL) !=
+            static_cast<ssize_t>(frame.size()))
+            return fail_errno(GCOALESCE_IO, "the client does not take its welcome");
+        return {};
+    }
+
+    // Death is proved by a pidfd: it is not fooled by a forked child that keeps the socket open, nor by a reused pid.
+    void watch_process(Server& server) {
+        int fd = -1;
+        socklen_t length = sizeof fd;
+        if (::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERPIDFD, &fd, &length) != 0) {
+            // An older kernel: the pid of the connection, if the process that says "ready" now is still the one that
+            // connected. Another pid namespace shows as pid 0: then the connection alone must do.
+            if (peer.pid <= 0 || stamped_pid != static_cast<std::uint32_t>(peer.pid)) return;
+            fd = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
+        }
+        if (fd < 0) return;
+        ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+        process = std::make_unique<asio::posix::stream_descriptor>(server.loop, fd);
+        process->async_wait(process->wait_read, [self = shared_from_this()](error_code error) {
+            if (error) return;
+            if (const auto alive = self->server_.lock()) {
+                if (self->stage == Stage::attached) alive->store.count(Counter::clients_died);
+                self->over(*alive);
+            }
+        });
+    }
+
+    // ---- asking ----
+
+    Result<void> take_open(Server& server, message::Open& open) {
+        if (open.body_bytes == 0 || open.body_bytes > kMaxBody)
+            return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody,
+                        open.body_bytes);
+        if (open.method != Method::stream && open.method != Method::unary)
+            return fail(GCOALESCE_BAD_REQUEST, "expected method 1 (stream) or 2 (unary)");
+        receiving.emplace();
+        receiving->left = open.body_bytes;
+        receiving->arrived = server.store.clock().monotonic();
+        receiving->open = std::move(open);
+        if (server.body_bytes + receiving->left > server.limits.body_bytes) {
+            refuse(server, receiving->open.id,
+                   Error{GCOALESCE_BUSY, "the broker is receiving too many large requests: ask again", 1000});
+            receiving->refused = true;
+        } else {
+            server.body_bytes += receiving->left;
+            receiving->body.reserve(receiving->left);
+        }
+        return {};
+    }
+
+    void take_body(Server& server, std::string_view bytes) {
+        if (bytes.size() > receiving->left)
+            return refuse_connection(server,
+                                     fail(GCOALESCE_BAD_REQUEST, "a body longer than its open message says").value());
+        receiving->left -= bytes.size();
+        if (!receiving->refused) receiving->body.append(bytes);
+        if (receiving->left > 0) return;
+        Receiving whole = std::move(*receiving);
+        receiving.reset();
+        if (whole.refused) return;
+        const Result<std::string> model = resolve_model(whole.open.model);
+        if (!model) {
+            server.body_bytes -= whole.body.size();
+            return refuse(server, whole.open.id, model.error());
+        }
+        auto body = std::make_shared<const std::string>(std::move(whole.body));
+        if (body->size() <= server.limits.parse_inline) {
+            server.body_bytes -= body->size();
+            return decide(server, whole, *model, body, key_of(*body, *model, whole.open.method, server.settings));
+        }
+        auto work = std::make_shared<Parsing>(Parsing{whole.open.id});
+        parsing.push_back(work);
+        whole.body.clear();
+        asio::post(server.worker, [self = shared_from_this(), settings = server.settings, work, body, model = *model,
+                                   whole = std::move(whole), &loop = server.loop]() mutable {
+            Result<Key> key = key_of(*body, model, whole.open.method, settings);
+            asio::post(loop, [self, work, body, model, whole = std::move(whole), key = std::move(key)]() mutable {
+                const auto alive = self->server_.lock();
+                if (!alive) return;
+                alive->body_bytes -= body->size();
+                std::erase(self->parsing, work);
+                if (work->withdrawn || self->stage != Stage::attached || !self->connected) return;
+                self->decide(*alive, whole, model, body, key);
+            });
+        });
+    }
+
+    void decide(Server& server, const Receiving& whole, const std::string& model,
+                const std::shared_ptr<const std::string>& body, const Result<Key>& key) {
+        const std::uint64_t id = whole.open.id;
+        if (!key) return refuse(server, id, key.error());
+        OpenRequest request;
+        request.lane = attachment;
+        request.model = model;
+        request.method = whole.open.method;
+        request.sharing = whole.open.sharing;
+        request.body = body;
+        request.key = *key;
+        const Result<OpenAnswer> answer = server.coalescer.open(request);
+        if (!answer) return refuse(server, id, answer.error());
+        server.store.count_join_time(0, server.store.clock().monotonic() - whole.arrived);
+        message::Opened opened;
+        opened.id = id;
+        opened.slot = answer->stream.slot;
+        opened.identity = answer->stream.identity;
+        opened.stream_id = answer->stream_id;
+        opened.key = request.key;
+        opened.status = answer->status;
+        send(encode(opened));
+    }
+
+    void refuse(Server& server, std::uint64_t id, const Error& error) {
+        server.store.count(Counter::requests_refused);
+        server.store.log(LogKind::refused, error.code, {}, static_cast<std::uint64_t>(error.retry_ms));
+        send(encode(message::Refused{id, error.code, error.message, error.retry_ms}));
+    }
+
+    // Exactly one answer an open: where it has been sent already, the client undoes the pin itself when it arrives.
+    void take_withdraw(Server& server, std::uint64_t id) {
+        for (const auto& work : parsing) {
+            if (work->id != id || work->withdrawn) continue;
+            work->withdrawn = true;
+            server.store.count(Counter::requests_withdrawn);
+            send(encode(message::Withdrawn{id}));
+            return;
+        }
+    }
+
+    Result<void> take_notify(Server& server, const message::Notify& notify) {
+        constexpr std::int64_t kDay = 24 * 3600 * 1000;
+        if (notify.for_ms > kDay) {
+            refuse(server, notify.id,
+                   Error{GCOALESCE_BAD_REQUEST, "the window opens for at most one day (86400000 ms)", 0});
+            return {};
+        }
+        Coalescer& coalescer = server.coalescer;
+        if (notify.action == GCOALESCE_NOTIFY_ON) coalescer.notify_on(from_ms(notify.for_ms));
+        if (notify.action == GCOALESCE_NOTIFY_OFF) coalescer.notify_off();
+        const Nanos remaining = coalescer.window_remaining();
+        if (notify.action != GCOALESCE_NOTIFY_STATUS)
+            gcoalesce::log(LogLevel::info, "notify {} by uid {} (pid {}): the window is open for {} ms",
+                           notify.action == GCOALESCE_NOTIFY_ON ? "on" : "off", peer.uid, peer.pid, to_ms(remaining));
+        // Rounded up: 0 says "closed".
+        send(encode(message::Window{notify.id, to_ms(remaining + kMillisecond - 1)}));
+        return {};
+    }
+
+    // ---- output ----
+
+    void send(const std::string& frame) {
+        if (!connected || closing) return;
+        output += frame;
+        const auto server = server_.lock();
+        if (server && output.size() - written > server->limits.unread_answers) return lost_connection();
+        if (!writing) write();
+    }
+
+    void write() {
+        while (written < output.size()) {
+            const ssize_t sent = ::send(socket.native_handle(), output.data() + written, output.size() - written,
+                                        MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (sent > 0) {
+                written += static_cast<std::size_t>(sent);
+                continue;
+            }
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent < 0 && errno == EAGAIN) {
+                writing = true;
+                socket.async_wait(socket.wait_write, [self = shared_from_this()](error_code error) {
+                    self->writing = false;
+                    if (!error && self->connected) self->write();
+                });
+                return;
+            }
+            // Not here: the caller is in the midst of something. The end of the connection shows when reading.
+            output.clear();
+            written = 0;
+            return;
+        }
+        output.clear();
+        written = 0;
+        if (closing) lost_connection();
+    }
+
+    // ---- endings ----
+
+    void refuse_connection(Server& server, const Error& error) {
+        server.store.count(Counter::connections_refused);
+        gcoalesce::log(LogLevel::debug, "closing the connection of pid {} (uid {}): {}", peer.pid, peer.uid,
+                       error.message);
+        say_goodbye(error.code, error.message);
+    }
+
+    void say_goodbye(Code code, const std::string& message) {
+        if (!connected || closing) return;
+        send(encode(message::Goodbye{code, message}));
+        closing = true;
+        if (!writing) lost_connection();
+    }
+
+    // The connection has ended. The lane's pins go with it, unless its process lives on and holds some: then its
+    // readers are treated like any that do not move.
+    void lost_connection() {
+        if (!connected) return;
+        connected = false;
+        error_code ignored;
+        socket.close(ignored);
+        const auto server = server_.lock();
+        if (!server) return;
+        if (receiving && !receiving->refused) server->body_bytes -= receiving->open.body_bytes;
+        receiving.reset();
+        if (stage != Stage::attached || process == nullptr || !holds_pins(*server)) return over(*server);
+        deadline.expires_after(as_chrono(server->stall_timeout));
+        deadline.async_wait([self = shared_from_this()](error_code error) {
+            if (error || self->stage == Stage::over) return;
+            if (const auto alive = self->server_.lock()) self->over(*alive);
+        });
+    }
+
+    bool holds_pins(Server& server) const {
+        const Lane view(lane.data(), server.store.view().slot_count());
+        for (std::uint32_t slot = 0; slot < view.slots(); ++slot) {
+            if (view.pins(slot) != 0) return true;
+        }
+        return false;
+    }
+
+    void over(Server& server) {
+        if (stage == Stage::over) return;
+        const bool had_lane = stage != Stage::hello;
+        stage = Stage::over;
+        if (connected) {
+            connected = false;
+            error_code ignored;
+            socket.close(ignored);
+            if (receiving && !receiving->refused) server.body_bytes -= receiving->open.body_bytes;
+            receiving.reset();
+        }
+        deadline.cancel();
+        if (process) {
+            error_code ignored;
+            process->close(ignored);
+        }
+        if (had_lane) server.store.remove_lane(attachment);
+        server.connections.erase(shared_from_this());
+    }
+};
+
+// ---- the server ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+void accept_next(const std::shared_ptr<ControlServer::State>& server) {
+    server->acceptor.async_accept(
+        [weak = std::weak_ptr(server)](error_code error, asio::local::stream_protocol::socket socket) {
+            const auto alive = weak.lock();
+            if (!alive || error == asio::error::operation_aborted) return;
+            if (error) {
+                // Out of descriptors or memory: the listener stays readable, so trying at once would spin.
+                alive->accept_pause.expires_after(kAcceptPause);
+                alive->accept_pause.async_wait([weak](error_code cancelled) {
+                    if (const auto again = weak.lock(); again && !cancelled) accept_next(again);
+                });
+                return;
+            }
+            alive->store.count(Counter::connections_accepted);
+            ::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
+            auto connection = std::make_shared<Connection>(alive, std::move(socket));
+            alive->connections.insert(connection);
+            connection->start(*alive);
+            if (alive->connections.size() > alive->limits.connections) {
+                alive->store.count(Counter::connections_refused);
+                connection->say_goodbye(GCOALESCE_BUSY, "the broker has as many connections as it takes");
+            }
+            accept_next(alive);
+        });
+}
+
+} // namespace
+
+ControlServer::ControlServer(asio::io_context& loop, UniqueFd listener, UniqueFd segment_fd, Store& store,
+                             Coalescer& coalescer, const TemplateSettings& settings, Nanos stall_timeout,
+                             const ControlLimits& limits)
+    : state_(std::make_shared<State>(loop, std::move(listener), std::move(segment_fd), store, coalescer, settings,
+                                     stall_timeout, limits)) {
+    accept_next(state_);
+}
+
+ControlServer::~ControlServer() {
+    stop_listening();
+    state_->worker.stop();
+    state_->worker.join();
+    while (!state_->connections.empty()) {
+        const std::shared_ptr<Connection> connection = *state_->connections.begin();
+        connection->over(*state_);
+    }
+}
+
+void ControlServer::stop_listening() {
+    error_code ignored;
+    state_->acceptor.close(ignored);
+    state_->accept_pause.cancel();
+}
+
+void ControlServer::goodbye_all(Code code, const std::string& message) {
+    const auto connections = state_->connections; // saying goodbye takes them out of it
+    for (const auto& connection : connections) connection->say_goodbye(code, message);
+}
+
+Result<UniqueFd> listen_at(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path)
+        return fail(GCOALESCE_BAD_REQUEST,
+                    "{} is too long for a socket ({} bytes at most): choose another --runtime-dir", path,
+                    sizeof address.sun_path - 1);
+    std::memcpy(address.sun_path, path.data(), path.size());
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) return fail_errno(GCOALESCE_IO, "cannot make a socket");
+    ::unlink(path.c_str()); // a dead broker's: the lock says that nobody serves it
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+        return fail_errno(GCOALESCE_IO, "cannot bind " + path);
+    if (::chmod(path.c_str(), 0660) != 0) return fail_errno(GCOALESCE_IO, "cannot set the mode of " + path);
+    if (::listen(fd.get(), SOMAXCONN) != 0) return fail_errno(GCOALESCE_IO, "cannot listen on " + path);
+    return fd;
+}
+
+} // namespace gcoalesce

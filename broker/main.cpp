@@ -1,0 +1,233 @@
+// gcoalesced: puts the parts together, in the order in which they depend on each other.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/interprocess/shared_memory_object.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <curl/curl.h>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "broker/api_key.hpp"
+#include "broker/asio_timers.hpp"
+#include "broker/coalescer.hpp"
+#include "broker/config.hpp"
+#include "broker/control.hpp"
+#include "broker/curl_upstream.hpp"
+#include "broker/exit_codes.hpp"
+#include "broker/store.hpp"
+
+namespace gcoalesce {
+namespace {
+
+int stop_because(const Error& error) {
+    log(LogLevel::error, "{}", error.message);
+    return error.code == GCOALESCE_NO_MEMORY ? exit_no_memory : exit_failure;
+}
+
+// The instance's lock file: who holds its lock is the broker. It is never unlinked, so that two brokers cannot hold
+// locks on two files of one name.
+Result<UniqueFd> take_instance(const Instance& instance) {
+    if (::mkdir(instance.runtime_dir.c_str(), 0750) != 0 && errno != EEXIST)
+        return fail_errno(GCOALESCE_IO, "cannot make the runtime directory " + instance.runtime_dir);
+    UniqueFd lock(::open(instance.lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640));
+    if (!lock) return fail_errno(GCOALESCE_IO, "cannot open " + instance.lock_path());
+    if (!take_broker_lock(lock.get())) {
+        char pid[24] = {};
+        if (::pread(lock.get(), pid, sizeof pid - 1, 0) <= 0) pid[0] = '?';
+        std::string holder(pid);
+        while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", holder, instance.name,
+                    instance.runtime_dir);
+    }
+    const std::string pid = fmt::format("{}\n", ::getpid());
+    if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0)
+        return fail_errno(GCOALESCE_IO, "cannot write " + instance.lock_path());
+    return lock;
+}
+
+// A segment of a broker that died goes; one whose broker lives, though its lock file was deleted, stays.
+Result<void> clear_old_segment(const Instance& instance, const std::string& name) {
+    const UniqueFd old(::shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0));
+    if (!old) {
+        if (errno == ENOENT) return {};
+        return fail_errno(GCOALESCE_FOREIGN, "cannot open the old segment /dev/shm" + name);
+    }
+    struct stat file {};
+    if (::fstat(old.get(), &file) != 0 || file.st_uid != ::geteuid())
+        return fail(GCOALESCE_FOREIGN, "/dev/shm{} belongs to uid {}, not to this broker: remove it", name,
+                    file.st_uid);
+    const std::optional<bool> held = broker_lock_held(old.get());
+    if (held != false) {
+        Header header{};
+        const bool known = ::pread(old.get(), static_cast<void*>(&header), sizeof header, 0) == sizeof header;
+        return fail(GCOALESCE_BUSY, "another broker (pid {}) still serves instance \"{}\" in {}",
+                    known ? std::to_string(header.broker_pid) : "?", instance.name, instance.runtime_dir);
+    }
+    log(LogLevel::warning, "the previous broker of instance \"{}\" died; its segment is replaced", instance.name);
+    boost::interprocess::shared_memory_object::remove(name.c_str());
+    return {};
+}
+
+Result<UniqueFd> listener(const Instance& instance) {
+    if (::sd_listen_fds(1) >= 1) {
+        UniqueFd inherited(SD_LISTEN_FDS_START);
+        ::fcntl(inherited.get(), F_SETFL, O_NONBLOCK);
+        ::fcntl(inherited.get(), F_SETFD, FD_CLOEXEC);
+        // Once more, so that SO_PEERCRED shows clients this process and not the one that made the socket (unix(7)).
+        if (::listen(inherited.get(), SOMAXCONN) != 0)
+            return fail_errno(GCOALESCE_IO, "cannot listen on the inherited socket");
+        return inherited;
+    }
+    return listen_at(instance.socket_path());
+}
+
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+class Broker {
+  public:
+    Broker(const Config& config, boost::asio::io_context& loop)
+        : config_(config), loop_(loop), timers_(loop), signals_(loop) {}
+
+    int run() {
+        Result<UniqueFd> lock = take_instance(config_.instance);
+        if (!lock) {
+            log(LogLevel::error, "{}", lock.error().message);
+            return lock.error().code == GCOALESCE_BUSY ? exit_already_running : exit_failure;
+        }
+        const std::string name = config_.instance.segment_name(::geteuid());
+        if (const Result<void> cleared = clear_old_segment(config_.instance, name); !cleared) {
+            log(LogLevel::error, "{}", cleared.error().message);
+            return cleared.error().code == GCOALESCE_BUSY ? exit_already_running : exit_failure;
+        }
+        Result<std::optional<ApiKey>> key = load_api_key(config_.api_key_file);
+        if (!key) return stop_because(key.error());
+
+        Result<CreatedSegment> segment = create_segment(name, config_.memory);
+        if (!segment) return stop_because(segment.error());
+        const int code = serve(name, std::move(*segment), std::move(*key));
+        boost::interprocess::shared_memory_object::remove(name.c_str());
+        return code;
+    }
+
+  private:
+    int serve(const std::string& name, CreatedSegment segment, std::optional<ApiKey> key) {
+        Result<std::unique_ptr<Store>> store =
+            Store::create(segment.mapping, config_.store, {config_.settings}, timers_.clock());
+        if (!store) return stop_because(store.error());
+        store_ = std::move(*store);
+        // Opened by itself: the lock belongs to the writing description and must not be handed out with it.
+        UniqueFd readable(::shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0));
+        if (!readable) return stop_because(fail_errno(GCOALESCE_IO, "cannot open /dev/shm" + name).value());
+        Result<UniqueFd> listening = listener(config_.instance);
+        if (!listening) return stop_because(listening.error());
+
+        CurlUpstream upstream(loop_, {config_.upstream, config_.ca_file, config_.proxy});
+        const bool has_key = key.has_value();
+        if (has_key) upstream.set_api_key(std::move(*key));
+        Coalescer coalescer(*store_, upstream, timers_, config_.settings, config_.producer, config_.limits);
+        coalescer.set_key_missing(!has_key && upstream.needs_key());
+        ControlServer control(loop_, std::move(*listening), std::move(readable), *store_, coalescer, config_.settings,
+                              config_.store.stall_timeout);
+        coalescer_ = &coalescer;
+        control_ = &control;
+
+        signals_.add(SIGTERM);
+        signals_.add(SIGINT);
+        signals_.async_wait([this](const boost::system::error_code& error, int) {
+            if (!error) drain();
+        });
+        beat();
+        store_->set_ready();
+        log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
+            config_.instance.name, config_.instance.runtime_dir, format_size(config_.memory), config_.store.slots,
+            config_.upstream,
+            has_key                ? ""
+            : upstream.needs_key() ? ", NO API KEY: requests will be refused"
+                                   : ", no API key");
+        ::sd_notify(0, has_key || !upstream.needs_key() ? "READY=1\nSTATUS=serving"
+                                                        : "READY=1\nSTATUS=serving, but there is no API key");
+        loop_.run();
+        store_->log(LogKind::closed);
+        ::unlink(config_.instance.socket_path().c_str());
+        log(LogLevel::info, "closed");
+        return exit_ok;
+    }
+
+    // Heartbeat and sweep; also the watchdog's, so that a loop that hangs is seen by everyone.
+    void beat() {
+        store_->heartbeat();
+        store_->sweep();
+        if (++beats_ % 10 == 0) ::sd_notify(0, "WATCHDOG=1");
+        if (draining_ && (coalescer_->in_flight() == 0 || timers_.clock().monotonic() >= drain_deadline_)) {
+            coalescer_->interrupt_all();
+            store_->set_state(BrokerState::closed);
+            control_->goodbye_all(GCOALESCE_CLOSED, "the broker has shut down");
+            loop_.stop();
+            return;
+        }
+        beat_timer_ = timers_.after(kHeartbeatEvery, [this] { beat(); });
+    }
+
+    void drain() {
+        if (draining_) return;
+        log(LogLevel::info, "shutting down: {} running streams have {} to finish", coalescer_->in_flight(),
+            format_duration(config_.drain_timeout));
+        ::sd_notify(0, "STOPPING=1");
+        draining_ = true;
+        drain_deadline_ = timers_.clock().monotonic() + config_.drain_timeout;
+        store_->set_state(BrokerState::draining);
+        coalescer_->drain();
+        control_->stop_listening();
+        beat();
+    }
+
+    const Config& config_;
+    boost::asio::io_context& loop_;
+    AsioTimers timers_;
+    boost::asio::signal_set signals_;
+    std::unique_ptr<Store> store_;
+    Coalescer* coalescer_ = nullptr;
+    ControlServer* control_ = nullptr;
+    std::unique_ptr<Timer> beat_timer_;
+    std::uint64_t beats_ = 0;
+    bool draining_ = false;
+    Nanos drain_deadline_ = 0;
+};
+
+} // namespace
+} // namespace gcoalesce
+
+int main(int argc, char** argv) {
+    using namespace gcoalesce;
+    const Parsed parsed = parse_command_line(argc, argv);
+    if (!parsed.config) return parsed.exit_code;
+    set_log_level(parsed.config->log_level);
+    std::signal(SIGPIPE, SIG_IGN);
+    // The modes of what we create are set exactly; between creating and setting nobody else gets in.
+    ::umask(0027);
+    ::prctl(PR_SET_DUMPABLE, 0); // the API key must not end up in a core dump
+    raise_descriptor_limit();
+    try {
+        ::curl_global_init(CURL_GLOBAL_DEFAULT);
+        boost::asio::io_context loop(1);
+        return Broker(*parsed.config, loop).run();
+    } catch (const std::exception& error) {
+        log(LogLevel::error, "unexpected: {}", error.what());
+        return exit_failure;
+    }
+}
