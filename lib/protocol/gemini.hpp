@@ -23,9 +23,9 @@ struct Usage {
 struct Outcome {
     gcoalesce_ending_kind kind = GCOALESCE_FAILED; // COMPLETE, FAILED or TRUNCATED
     Code code = GCOALESCE_INTERNAL;                // GCOALESCE_OK when complete
-    int http_status = 0;       // the response's, or that of an error document in its midst
-    std::int64_t retry_ms = 0; // from RetryInfo; 0: not told
-    bool reusable = false;     // complete, and STOP is the reason of every candidate
+    int http_status = 0;                           // the response's, or that of an error document in its midst
+    std::int64_t retry_ms = 0;                     // from RetryInfo; 0: not told
+    bool reusable = false;                         // complete, and STOP is the reason of every candidate
     std::string finish_reason; // the first candidate's reason that is not STOP, else "STOP"; or the block reason
     std::string model_version;
     std::string message; // for people, one line; no key material (Gemini's DebugInfo echoes keys), no answer text
@@ -48,8 +48,8 @@ class AnswerReader {
     // large); more bytes need not be fed, call finish().
     bool feed(std::string_view bytes, const OnEvent& on_event);
 
-    // The end of the body. clean: HTTP's own end was seen (last chunk, END_STREAM, Content-Length reached), or a whole
-    // answer with a reason came before; not clean: the connection broke. May still hand out a last event (a final
+    // The end of the body. clean: HTTP's own end was seen (last chunk, END_STREAM, Content-Length reached); not clean:
+    // the connection broke, and even an answer with a reason is not complete. May still hand out a last event (a final
     // blank line that is missing, a unary body). Called once.
     Outcome finish(bool clean, const OnEvent& on_event);
 
@@ -58,7 +58,8 @@ class AnswerReader {
     std::unique_ptr<State> state_;
 };
 
-// The error that a response other than 200 stands for, by status and body (any shape: JSON, array-wrapped, HTML, empty).
+// The error that a response other than 200 stands for, by status and body (any shape: JSON, array-wrapped, HTML,
+// empty).
 Outcome outcome_of_error(int http_status, std::string_view body);
 
 // What one event shows a person: the text of the first candidate, and its thoughts apart. Not JSON: both empty.
