@@ -243,17 +243,20 @@ class Canonicaliser {
 
     void put_string(std::string_view value) {
         text_ += '"';
-        for (const char c : value) {
-            const auto byte = static_cast<unsigned char>(c);
-            if (c == '"' || c == '\\') {
-                text_ += '\\';
-                text_ += c;
-            } else if (byte < 0x20) {
+        std::size_t plain = 0; // where the bytes begin that stand for themselves
+        for (std::size_t i = 0; i < value.size(); ++i) {
+            const auto byte = static_cast<unsigned char>(value[i]);
+            if (byte >= 0x20 && byte != '"' && byte != '\\') continue;
+            text_.append(value, plain, i - plain);
+            plain = i + 1;
+            if (byte < 0x20) {
                 fmt::format_to(std::back_inserter(text_), "\\u{:04x}", byte);
             } else {
-                text_ += c;
+                text_ += '\\';
+                text_ += value[i];
             }
         }
+        text_.append(value, plain);
         text_ += '"';
     }
 

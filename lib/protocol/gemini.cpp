@@ -153,8 +153,7 @@ class Scan {
             if (key_ == "reason" && value == "API_KEY_INVALID") error->key_invalid = true;
             if (key_ == "retryDelay") error->retry_delay = std::move(value);
             break;
-        default:
-            break;
+        default: break;
         }
         return true;
     }
@@ -227,37 +226,26 @@ class Scan {
     At object_in(At outer) const {
         switch (outer) {
         case At::outside:
-        case At::documents:
-            return At::root;
+        case At::documents: return At::root;
         case At::root:
             if (key_ == "promptFeedback") return At::feedback;
             if (key_ == "usageMetadata") return At::usage;
             return key_ == "error" ? At::error : At::other;
-        case At::candidates:
-            return At::candidate;
-        case At::candidate:
-            return key_ == "content" ? At::content : At::other;
-        case At::parts:
-            return At::part;
-        case At::details:
-            return At::detail;
-        default:
-            return At::other;
+        case At::candidates: return At::candidate;
+        case At::candidate: return key_ == "content" ? At::content : At::other;
+        case At::parts: return At::part;
+        case At::details: return At::detail;
+        default: return At::other;
         }
     }
 
     At array_in(At outer) const {
         switch (outer) {
-        case At::outside:
-            return At::documents;
-        case At::root:
-            return key_ == "candidates" ? At::candidates : At::other;
-        case At::content:
-            return key_ == "parts" ? At::parts : At::other;
-        case At::error:
-            return key_ == "details" ? At::details : At::other;
-        default:
-            return At::other;
+        case At::outside: return At::documents;
+        case At::root: return key_ == "candidates" ? At::candidates : At::other;
+        case At::content: return key_ == "parts" ? At::parts : At::other;
+        case At::error: return key_ == "details" ? At::details : At::other;
+        default: return At::other;
         }
     }
 

@@ -1,0 +1,60 @@
+#include "protocol/key.hpp"
+
+#include <algorithm>
+
+#include "base/sha256.hpp"
+
+namespace gcoalesce {
+namespace {
+
+// Changes with every change of the encoding below or of canonical_request(): keys outlive a release in snapshots.
+constexpr std::string_view kEncoding = "gcoalesce key 1";
+
+bool allowed(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
+           c == '_' || c == '/';
+}
+
+// A path with such a segment would be another path once "." and ".." are resolved (RFC 3986, 5.2.4).
+bool has_odd_segment(std::string_view path) {
+    for (;;) {
+        const std::size_t slash = path.find('/');
+        const std::string_view segment = path.substr(0, slash);
+        if (segment.empty() || segment == "." || segment == "..") return true;
+        if (slash == std::string_view::npos) return false;
+        path.remove_prefix(slash + 1);
+    }
+}
+
+} // namespace
+
+Key compute_key(const KeyParts& parts) {
+    thread_local Sha256 hash; // setting one up costs more than hashing a short request
+    hash.field(kEncoding);
+    hash.field(parts.realm);
+    hash.field(parts.template_id);
+    hash.field(parts.template_revision);
+    hash.field(parts.model);
+    hash.field(static_cast<std::uint64_t>(parts.method));
+    hash.field(parts.canonical_body);
+    return hash.finish();
+}
+
+Result<std::string> resolve_model(std::string_view model) {
+    constexpr std::string_view prefix = "models/";
+    if (model.starts_with(prefix)) model.remove_prefix(prefix.size());
+    if (model.empty()) return fail(GCOALESCE_BAD_REQUEST, "expected a model such as gemini-2.5-flash, found none");
+    if (model.size() > 128)
+        return fail(GCOALESCE_BAD_REQUEST, "the model's name has {} bytes; at most 128 are allowed", model.size());
+    const auto bad = std::find_if_not(model.begin(), model.end(), allowed);
+    if (bad != model.end())
+        return fail(
+            GCOALESCE_BAD_REQUEST,
+            "the model's name has byte 0x{:02x} at {}; letters, digits, \".\", \"-\", \"_\" and \"/\" are allowed",
+            static_cast<unsigned>(static_cast<unsigned char>(*bad)), bad - model.begin());
+    if (has_odd_segment(model))
+        return fail(GCOALESCE_BAD_REQUEST, "the model's name has an empty part, \".\" or \"..\" between slashes");
+    return std::string(model);
+}
+
+} // namespace gcoalesce
