@@ -94,7 +94,6 @@ struct Store::Private {
     std::uint64_t capacity = 0;    // of that extent
     std::uint64_t within = 0;      // bytes of it in use
     std::uint64_t held = 0;        // bytes of all extents
-    std::uint64_t subscribers = 0; // by the last sweep
     Nanos opened = 0;
     Nanos ended_at = 0;
     Nanos last_left = 0; // when a subscriber was last seen
@@ -135,7 +134,8 @@ Store::Store(Mapping memory, const StoreOptions& options, const Clock& clock)
       options_(options),
       clock_(clock),
       header_(reinterpret_cast<Header*>(memory_.data())),
-      private_(options.slots) {}
+      private_(options.slots),
+      subscribers_(options.slots) {}
 
 Store::~Store() = default;
 
@@ -646,7 +646,7 @@ void Store::add_lane(LaneId id, LanePort port) {
 void Store::forget(LaneState& lane) {
     const Nanos now = clock_.monotonic();
     for (const LaneState::Seen& seen : lane.seen) {
-        private_[seen.slot].subscribers -= seen.pins;
+        subscribers_[seen.slot] -= seen.pins;
         private_[seen.slot].last_left = now;
     }
     lane.seen.clear();
@@ -683,6 +683,9 @@ Result<void> Store::pin(LaneId id, StreamRef stream) {
         if (lane->revoked) return fail(GCOALESCE_EVICTED, "this client's pins were taken away: attach again");
         lane->lane.pin(stream.slot);
         private_[stream.slot].last_left = clock_.monotonic();
+        for (LaneState::Seen& seen : lane->seen) { // a new reader has the stall timeout before it
+            if (seen.slot == stream.slot) seen.moved = clock_.monotonic();
+        }
         slot(stream).joins.fetch_add(1, std::memory_order_relaxed);
         return {};
     }
@@ -718,11 +721,11 @@ void Store::fold(LaneState& state, Nanos now) {
             known.last_left = now;
         }
         const std::uint32_t before = was ? old->pins : 0;
-        known.subscribers += pins;
-        known.subscribers -= before;
+        subscribers_[i] += pins;
+        subscribers_[i] -= before;
         if (pins != before) known.last_left = now;
         if (pins != 0) {
-            if (was && pins == before)
+            if (was && pins == before && joins == 0)
                 seen.push_back(*old);
             else
                 seen.push_back({i, pins, entry.moves.load(std::memory_order_relaxed), now});
@@ -754,13 +757,13 @@ void Store::sweep() {
         Private& known = private_[i];
         if (!known.in_use) continue;
         ++in_use;
-        slots_[i].subscribers.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(known.subscribers, UINT32_MAX)),
+        slots_[i].subscribers.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(subscribers_[i], UINT32_MAX)),
                                     std::memory_order_relaxed);
         if (!known.ended) {
             ++in_flight;
             continue;
         }
-        if (known.subscribers != 0) continue;
+        if (subscribers_[i] != 0) continue;
         const bool evicted = slots_[i].evicted.load(std::memory_order_relaxed) != 0;
         const Nanos linger = templates_[known.template_index].policy.load().linger;
         if (!evicted && (now - known.last_left < linger || now < slots_[i].fresh_until.load(std::memory_order_relaxed)))

@@ -180,6 +180,9 @@ class Store {
     ErrorEntry* errors_;
     std::unique_ptr<Pool> pool_;
     std::vector<Private> private_;
+    // Pins by slot, as the last sweep saw them: the sum of every lane's `seen`, whatever streams came and went
+    // meanwhile.
+    std::vector<std::uint64_t> subscribers_;
     std::vector<std::uint32_t> free_; // the last one first: low slots stay warm, lanes touch few pages
     struct KeyHash {
         std::size_t operator()(const Key& key) const { return key_fingerprint(key); }
