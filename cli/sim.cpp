@@ -61,8 +61,9 @@ void add_sim(CLI::App& app, Context& context) {
     command->add_option("--accept-key", arguments->accept_key_file, "refuse every API key but the one in FILE (400)")
         ->type_name("FILE");
     command
-        ->add_option("--replay", server.replay,
-                     "recorded answers: a folder to name them from, or one file for all calls")
+        ->add_option(
+            "--replay", server.replay,
+            "recorded answers: a folder, in which a call's own replay=NAME names one, or one file for all calls")
         ->type_name("PATH");
 
     for (const sim::ScriptKey& key : sim::script_keys()) {

@@ -392,7 +392,8 @@ Result<Question> read_question(std::string_view body) {
     if (end != std::string::npos) {
         question.script = question.text.substr(begin + opening.size(), end - begin - opening.size());
         question.text.erase(begin, end + 1 - begin);
-        if (begin == question.text.size()) question.text.erase(question.text.find_last_not_of(' ') + 1);
+        question.text.erase(question.text.find_last_not_of(' ') + 1);
+        question.text.erase(0, question.text.find_first_not_of(' '));
     }
     return question;
 }

@@ -1,0 +1,33 @@
+// Tables for people.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace gcoalesce::cli {
+
+enum class Align { left, right };
+
+struct Column {
+    std::string title;
+    Align align = Align::left;
+};
+
+class Table {
+  public:
+    explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+    // One cell a column. Cells may hold anything: control characters are escaped.
+    void add(std::vector<std::string> cells);
+
+    // Titles and rows, columns two blanks apart, each line ended by LF. Lines are cut at `width` columns of the
+    // terminal; 0: not at all.
+    std::string render(std::size_t width) const;
+
+  private:
+    std::vector<Column> columns_;
+    std::vector<std::vector<std::string>> rows_;
+};
+
+} // namespace gcoalesce::cli

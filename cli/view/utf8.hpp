@@ -1,0 +1,26 @@
+// UTF-8, a character at a time.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace gcoalesce::cli {
+
+constexpr char32_t kNoCharacter = 0xFFFFFFFF; // a byte that begins no character
+
+struct Utf8 {
+    char32_t character;
+    std::size_t bytes; // at least 1
+};
+
+// The first character of a text that is not empty. Overlong forms, surrogates and cut sequences are no characters
+// (RFC 3629).
+Utf8 first_character(std::string_view text);
+
+// How many columns of a terminal the text takes. Characters that a terminal does not know count as one.
+std::size_t display_width(std::string_view text);
+
+// The longest beginning that takes at most so many columns.
+std::string_view display_prefix(std::string_view text, std::size_t columns);
+
+} // namespace gcoalesce::cli
