@@ -1,0 +1,264 @@
+// The C ABI over the classes beside it: checks arguments, catches everything, keeps the thread's last sentence.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "client/subscription.hpp"
+#include "gcoalesce/gcoalesce.h"
+
+using namespace gcoalesce;
+
+struct gcoalesce_attachment {
+    std::shared_ptr<Attachment> core;
+};
+
+struct gcoalesce_subscription {
+    std::unique_ptr<Subscription> core;
+};
+
+namespace {
+
+constexpr std::int64_t kLongestNotify = 24LL * 3600 * 1000;
+constexpr std::int64_t kLongestTimeoutMs = 365LL * 24 * 3600 * 1000;
+constexpr const char* kForked = "this handle belongs to the parent process: attach again";
+
+// The sentence of the thread's last failure: `fixed` where it is set, for which no memory is needed.
+thread_local const char* fixed = "";
+thread_local std::string composed;
+
+Code tell(Code code, const char* sentence) {
+    fixed = sentence;
+    return code;
+}
+
+Code tell(Code code, const std::string& sentence) {
+    fixed = nullptr;
+    composed.assign(sentence);
+    return code;
+}
+
+Code tell(const Error& error) {
+    return tell(error.code, error.message);
+}
+
+// No exception crosses the ABI.
+template <class Call>
+Code guarded(const Call& call) noexcept {
+    try {
+        return call();
+    } catch (const std::bad_alloc&) {
+        return tell(GCOALESCE_NO_MEMORY, "this process has no memory left");
+    } catch (const std::exception& error) {
+        try {
+            return tell(GCOALESCE_INTERNAL, std::string("a bug in libgcoalesce: ") + error.what());
+        } catch (...) {
+            return tell(GCOALESCE_NO_MEMORY, "this process has no memory left");
+        }
+    } catch (...) {
+        return tell(GCOALESCE_INTERNAL, "a bug in libgcoalesce");
+    }
+}
+
+Code bad(const char* sentence) {
+    return tell(GCOALESCE_BAD_REQUEST, sentence);
+}
+
+Code next(gcoalesce_subscription* subscription, std::int64_t timeout_ms, bool copy, gcoalesce_event* event) {
+    return guarded([&] {
+        if (subscription == nullptr || event == nullptr) return bad("a subscription and an event are needed");
+        if (timeout_ms < 0) return bad("a timeout of 0 or more milliseconds is needed");
+        if (subscription->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        const Code code = subscription->core->next(from_ms(std::min(timeout_ms, kLongestTimeoutMs)), copy, *event);
+        return code == GCOALESCE_OK ? code : tell(code, subscription->core->why());
+    });
+}
+
+// Fills a struct of the caller's up to the size that he knows.
+template <class T>
+void fill(T* to, const T& from) {
+    const std::size_t size = to->size;
+    std::memcpy(to, &from, std::min(size, sizeof from));
+    to->size = size;
+}
+
+} // namespace
+
+extern "C" {
+
+gcoalesce_code gcoalesce_attach(const gcoalesce_attach_options* options, int64_t timeout_ms,
+                                gcoalesce_attachment** out) {
+    return guarded([&] {
+        if (options == nullptr || out == nullptr) return bad("options and a place for the attachment are needed");
+        if (options->size < sizeof *options) return bad("gcoalesce_attach_options.size is not set");
+        if (timeout_ms < 0) return bad("a timeout of 0 or more milliseconds is needed");
+        Result<Instance> instance = resolve_instance(options->instance, options->runtime_dir);
+        if (!instance) return tell(instance.error());
+        std::string name = options->client_name != nullptr ? options->client_name : ::program_invocation_short_name;
+        auto handle = std::make_unique<gcoalesce_attachment>();
+        Result<std::shared_ptr<Attachment>> attached = Attachment::attach(
+            std::move(*instance), std::move(name), from_ms(std::min<std::int64_t>(timeout_ms, kLongestTimeoutMs)));
+        if (!attached) return tell(attached.error());
+        handle->core = std::move(*attached);
+        *out = handle.release();
+        return GCOALESCE_OK;
+    });
+}
+
+void gcoalesce_detach(gcoalesce_attachment* attachment) {
+    // In a forked child everything is left as it is: the descriptors are the parent's too, and go with exec or exit.
+    if (attachment == nullptr || attachment->core->in_child()) return;
+    guarded([&] {
+        attachment->core->detach();
+        return GCOALESCE_OK;
+    });
+    delete attachment;
+}
+
+gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_request* request,
+                              gcoalesce_subscription** out) {
+    return guarded([&] {
+        if (attachment == nullptr || request == nullptr || out == nullptr)
+            return bad("an attachment, a request and a place for the subscription are needed");
+        if (request->size < sizeof *request) return bad("gcoalesce_request.size is not set");
+        if (request->model == nullptr || request->body == nullptr) return bad("a model and a body are needed");
+        if (request->sharing < GCOALESCE_SHARE || request->sharing > GCOALESCE_SHARE_REFRESH)
+            return bad("gcoalesce_request.sharing is none of gcoalesce_sharing");
+        if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        auto handle = std::make_unique<gcoalesce_subscription>();
+        Result<std::unique_ptr<Subscription>> opened =
+            Subscription::open(attachment->core, request->model, request->stream != 0 ? Method::stream : Method::unary,
+                               {request->body, request->body_bytes}, request->sharing);
+        if (!opened) return tell(opened.error());
+        handle->core = std::move(*opened);
+        *out = handle.release();
+        return GCOALESCE_OK;
+    });
+}
+
+gcoalesce_code gcoalesce_next(gcoalesce_subscription* subscription, int64_t timeout_ms, gcoalesce_event* event) {
+    return next(subscription, timeout_ms, true, event);
+}
+
+gcoalesce_code gcoalesce_next_span(gcoalesce_subscription* subscription, int64_t timeout_ms, gcoalesce_event* event) {
+    return next(subscription, timeout_ms, false, event);
+}
+
+int gcoalesce_span_valid(const gcoalesce_subscription* subscription) {
+    if (subscription == nullptr || subscription->core->in_child()) return 0;
+    return subscription->core->span_valid() ? 1 : 0;
+}
+
+gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending) {
+    return guarded([&] {
+        if (subscription == nullptr || ending == nullptr) return bad("a subscription and an ending are needed");
+        if (ending->size < sizeof *ending) return bad("gcoalesce_ending.size is not set");
+        if (subscription->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        gcoalesce_ending found{};
+        const Code code = subscription->core->ending(found);
+        if (code == GCOALESCE_TIMED_OUT) return tell(code, "the stream has not ended");
+        fill(ending, found);
+        return code == GCOALESCE_OK ? code : tell(code, subscription->core->why());
+    });
+}
+
+gcoalesce_code gcoalesce_info_of(const gcoalesce_subscription* subscription, gcoalesce_info* info) {
+    return guarded([&] {
+        if (subscription == nullptr || info == nullptr) return bad("a subscription and an info are needed");
+        if (info->size < sizeof *info) return bad("gcoalesce_info.size is not set");
+        if (subscription->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        fill(info, subscription->core->info());
+        return GCOALESCE_OK;
+    });
+}
+
+void gcoalesce_close(gcoalesce_subscription* subscription) {
+    if (subscription == nullptr || subscription->core->in_child()) return; // as gcoalesce_detach
+    guarded([&] {
+        subscription->core.reset();
+        return GCOALESCE_OK;
+    });
+    delete subscription;
+}
+
+int gcoalesce_fd(gcoalesce_attachment* attachment) {
+    if (attachment == nullptr) return -1;
+    if (attachment->core->in_child()) {
+        tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        return -1;
+    }
+    return attachment->core->fd();
+}
+
+gcoalesce_code gcoalesce_dispatch(gcoalesce_attachment* attachment) {
+    return guarded([&] {
+        if (attachment == nullptr) return bad("an attachment is needed");
+        if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        attachment->core->dispatch();
+        return GCOALESCE_OK;
+    });
+}
+
+gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action, int64_t for_ms,
+                                int64_t timeout_ms, int64_t* remaining_ms) {
+    return guarded([&] {
+        if (attachment == nullptr || remaining_ms == nullptr)
+            return bad("an attachment and a place for the remaining time are needed");
+        if (action < GCOALESCE_NOTIFY_STATUS || action > GCOALESCE_NOTIFY_OFF)
+            return bad("the action is none of gcoalesce_notify_action");
+        if (for_ms < 0 || for_ms > kLongestNotify) return bad("the window opens for at most one day (86400000 ms)");
+        if (timeout_ms < 0) return bad("a timeout of 0 or more milliseconds is needed");
+        if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        Attachment& core = *attachment->core;
+        message::Notify notify;
+        notify.action = action;
+        notify.for_ms = for_ms;
+        const std::shared_ptr<Pending> pending = core.ask(notify);
+        const Nanos deadline = system_clock().monotonic() + from_ms(std::min(timeout_ms, kLongestTimeoutMs));
+        if (!core.wait(*pending, deadline) && !core.withdraw(*pending)) {
+            const std::string trouble = core.trouble();
+            return tell(GCOALESCE_TIMED_OUT, trouble.empty() ? "the broker has not answered within the time allowed"
+                                                             : "no broker answered: " + trouble);
+        }
+        if (pending->refusal.code != GCOALESCE_OK) return tell(pending->refusal);
+        *remaining_ms = pending->remaining_ms;
+        return GCOALESCE_OK;
+    });
+}
+
+const char* gcoalesce_message(void) {
+    return fixed != nullptr ? fixed : composed.c_str();
+}
+
+const char* gcoalesce_code_name(gcoalesce_code code) {
+    return code_name(code);
+}
+
+const char* gcoalesce_ending_name(gcoalesce_ending_kind kind) {
+    switch (kind) {
+    case GCOALESCE_IN_FLIGHT: return "in_flight";
+    case GCOALESCE_COMPLETE: return "complete";
+    case GCOALESCE_FAILED: return "failed";
+    case GCOALESCE_TRUNCATED: return "truncated";
+    case GCOALESCE_INVALID: return "invalid";
+    case GCOALESCE_CANCELLED: return "cancelled";
+    case GCOALESCE_INTERRUPTED: return "interrupted";
+    }
+    return "unknown";
+}
+
+const char* gcoalesce_status_name(gcoalesce_status status) {
+    switch (status) {
+    case GCOALESCE_OPENING: return "opening";
+    case GCOALESCE_STARTED: return "started";
+    case GCOALESCE_JOINED: return "joined";
+    case GCOALESCE_FRESH: return "fresh";
+    case GCOALESCE_SNAPSHOT: return "snapshot";
+    case GCOALESCE_RESUMED: return "resumed";
+    case GCOALESCE_INDIVIDUAL: return "individual";
+    case GCOALESCE_BYPASS: return "bypass";
+    }
+    return "unknown";
+}
+
+} // extern "C"
