@@ -23,18 +23,19 @@ class Producer {
   public:
     // `ended` is called once, on the event loop, never from within the constructor, as the last thing this object does:
     // it may destroy it. The stream is still in flight then; ending it is the caller's business (it knows the policy).
+    // The outcome's retry_ms is RetryInfo's, else that of the Retry-After header.
     using Ended = std::function<void(const Outcome&)>;
 
     // Starts the call at once. The referenced objects must outlive it.
     Producer(Store& store, Upstream& upstream, Timers& timers, StreamRef stream, UpstreamCall call,
              const ProducerLimits& limits, Ended ended);
-    ~Producer(); // cancels what is under way; `ended` is not called any more
+    ~Producer(); // at any time: cancels what is under way; `ended` is not called any more
     Producer(const Producer&) = delete;
     Producer& operator=(const Producer&) = delete;
 
   private:
     struct State;
-    std::unique_ptr<State> state_;
+    std::shared_ptr<State> state_;
 };
 
 } // namespace gcoalesce

@@ -30,7 +30,7 @@ class UpstreamEvents {
     virtual void on_done(bool clean, const Error& error) = 0;
 };
 
-// A call under way. Destroying it cancels the call: no more events come.
+// A call under way. Destroying it, from within one of its events too, cancels the call: no more events come.
 class RunningCall {
   public:
     virtual ~RunningCall() = default;

@@ -1,0 +1,227 @@
+#include "broker/producer.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/ids.hpp"
+#include "base/units.hpp"
+
+namespace gcoalesce {
+namespace {
+
+constexpr Nanos kFirstBackOff = 500 * kMillisecond;
+constexpr Nanos kLongestBackOff = 8 * kSecond;
+
+Outcome failed(Code code, std::string message) {
+    Outcome outcome;
+    outcome.code = code;
+    outcome.message = std::move(message);
+    return outcome;
+}
+
+// Exponential, with full jitter: calls that failed together do not come back together.
+Nanos back_off(int retry) {
+    Nanos most = kFirstBackOff;
+    for (int i = 1; i < retry && most < kLongestBackOff; ++i) most *= 2;
+    return static_cast<Nanos>(random_u64() % static_cast<std::uint64_t>(std::min(most, kLongestBackOff) + 1));
+}
+
+} // namespace
+
+// Shared with the stack frames that it runs in: whoever is told of an event or of the end may destroy the Producer.
+struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<State> {
+    State(Store& to, Upstream& from, Timers& with, StreamRef fills, UpstreamCall what, const ProducerLimits& within,
+          Ended tell)
+        : store(to),
+          upstream(from),
+          timers(with),
+          stream(fills),
+          call(std::move(what)),
+          limits(within),
+          ended(std::move(tell)),
+          deadline(timers.clock().monotonic() + limits.whole_call) {}
+
+    Store& store;
+    Upstream& upstream;
+    Timers& timers;
+    const StreamRef stream;
+    const UpstreamCall call;
+    const ProducerLimits limits;
+    Ended ended;
+    const Nanos deadline;
+    bool over = false; // ended, or destroyed
+
+    std::unique_ptr<Timer> whole_call;
+    std::unique_ptr<Timer> next_event; // the first event's, then the next one's, limit
+    std::unique_ptr<Timer> next_try;
+
+    // Of the stream.
+    int tries = 0;
+    std::uint64_t events = 0;
+    std::size_t bytes = 0;
+    std::optional<Error> refused; // why the store, or the limit of bytes, does not take the answer
+
+    // Of the present try.
+    std::unique_ptr<RunningCall> running;
+    std::optional<AnswerReader> reader; // once there is a response
+    std::int64_t retry_after_ms = 0;
+    bool empty = true; // no byte of the body came
+
+    void start() {
+        whole_call = timers.after(limits.whole_call, [this] {
+            limit_passed(GCOALESCE_CALL_TIMEOUT,
+                         fmt::format("the call took longer than {}", format_duration(limits.whole_call)));
+        });
+        start_try();
+    }
+
+    void start_try() {
+        if (++tries > 1) store.count_retry(stream);
+        store.count(Counter::upstream_calls);
+        reader.reset();
+        retry_after_ms = 0;
+        empty = true;
+        running = upstream.start(call, *this);
+    }
+
+    // ---- what the call tells ---------------------------------------------------------------------------------------
+
+    void on_sent() override {
+        if (call.method != Method::stream || events > 0) return;
+        next_event = timers.after(limits.first_event, [this] {
+            limit_passed(
+                GCOALESCE_FIRST_EVENT_TIMEOUT,
+                fmt::format("no event came within {} after the request was sent", format_duration(limits.first_event)));
+        });
+    }
+
+    void on_head(int http_status, std::int64_t retry_after) override {
+        reader.emplace(call.method, http_status, limits.stream_bytes);
+        retry_after_ms = retry_after;
+        store.set_upstream_status(stream, http_status);
+    }
+
+    void on_bytes(std::string_view piece) override {
+        const auto alive = shared_from_this();
+        empty = empty && piece.empty();
+        const std::uint64_t before = events;
+        const bool more = reader->feed(piece, [this](std::string_view json) { publish(json); });
+        if (over) return;
+        if (!more || refused) {
+            judge(read_to_end(false));
+        } else if (events > before) {
+            next_event = timers.after(limits.event_gap, [this] {
+                limit_passed(GCOALESCE_EVENT_GAP_TIMEOUT, fmt::format("no event came within {} after event {}",
+                                                                      format_duration(limits.event_gap), events));
+            });
+        }
+    }
+
+    void on_done(bool clean, const Error& error) override {
+        const auto alive = shared_from_this();
+        if (!reader) return judge(failed(error.code, error.message));
+        Outcome outcome = read_to_end(clean);
+        const bool broke = outcome.code == GCOALESCE_CONNECT_FAILED || outcome.code == GCOALESCE_CUT_SHORT;
+        if (!clean && broke && !error.message.empty()) outcome.message += ": " + error.message;
+        judge(std::move(outcome));
+    }
+
+    // ---- what comes of it ------------------------------------------------------------------------------------------
+
+    // Called by the reader, which may have more events in hand: over and refused make them fall on deaf ears.
+    void publish(std::string_view json) {
+        if (over || refused) return;
+        if (json.size() > limits.stream_bytes - bytes) {
+            refused = Error{GCOALESCE_TOO_LARGE,
+                            fmt::format("the answer has more than {}, the most that a stream may hold",
+                                        format_size(limits.stream_bytes)),
+                            0};
+            return;
+        }
+        if (Result<void> appended = store.append(stream, json); !appended) {
+            refused = appended.error();
+            return;
+        }
+        ++events;
+        bytes += json.size();
+    }
+
+    Outcome read_to_end(bool clean) {
+        Outcome outcome = reader->finish(clean, [this](std::string_view json) { publish(json); });
+        if (refused) replace(outcome, GCOALESCE_FAILED, refused->code, refused->message);
+        return outcome;
+    }
+
+    // What was learnt of the answer (tokens, model) stays.
+    static void replace(Outcome& outcome, gcoalesce_ending_kind kind, Code code, std::string message) {
+        outcome.kind = kind;
+        outcome.code = code;
+        outcome.message = std::move(message);
+        outcome.reusable = false;
+        outcome.retry_ms = 0;
+    }
+
+    void limit_passed(Code code, std::string message) {
+        const auto alive = shared_from_this();
+        Outcome outcome = reader ? reader->finish(false, [](std::string_view) {}) : Outcome{};
+        replace(outcome, events > 0 ? GCOALESCE_TRUNCATED : GCOALESCE_FAILED, code, std::move(message));
+        finish(outcome);
+    }
+
+    // Whether the same request may fare better. No event has been shown to anybody.
+    bool worth_a_retry(const Outcome& outcome) const {
+        switch (outcome.code) {
+        case GCOALESCE_CONNECT_FAILED: return true;
+        case GCOALESCE_RATE_LIMITED:
+        case GCOALESCE_UPSTREAM_ERROR:
+            return outcome.http_status == 429 || outcome.http_status == 500 || outcome.http_status == 502 ||
+                   outcome.http_status == 503 || outcome.http_status == 504;
+        case GCOALESCE_BAD_ANSWER: return empty; // status 200 and nothing behind it does happen
+        default: return false;
+        }
+    }
+
+    // The end of one try.
+    void judge(Outcome outcome) {
+        if (over) return;
+        running.reset();
+        next_event.reset();
+        if (outcome.kind == GCOALESCE_FAILED && !refused && outcome.retry_ms == 0) outcome.retry_ms = retry_after_ms;
+        if (events == 0 && outcome.kind == GCOALESCE_FAILED && tries <= limits.retries && worth_a_retry(outcome)) {
+            const Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
+            if (delay < deadline - timers.clock().monotonic()) {
+                next_try = timers.after(delay, [this] { start_try(); });
+                return;
+            }
+        }
+        finish(outcome);
+    }
+
+    void finish(const Outcome& outcome) {
+        stop();
+        if (outcome.http_status != 0) store.set_upstream_status(stream, outcome.http_status);
+        const Ended tell = std::move(ended);
+        tell(outcome);
+    }
+
+    void stop() {
+        over = true;
+        running.reset();
+        whole_call.reset();
+        next_event.reset();
+        next_try.reset();
+    }
+};
+
+Producer::Producer(Store& store, Upstream& upstream, Timers& timers, StreamRef stream, UpstreamCall call,
+                   const ProducerLimits& limits, Ended ended)
+    : state_(std::make_shared<State>(store, upstream, timers, stream, std::move(call), limits, std::move(ended))) {
+    state_->start();
+}
+
+Producer::~Producer() {
+    state_->stop();
+}
+
+} // namespace gcoalesce
