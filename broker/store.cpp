@@ -15,7 +15,7 @@ namespace gcoalesce {
 namespace bip = boost::interprocess;
 namespace {
 
-constexpr std::uint64_t kTemplates = 64;
+constexpr std::uint64_t kMostTemplates = 1024;
 constexpr std::uint64_t kLogRecords = 4096;
 constexpr std::uint64_t kErrors = 128;
 constexpr std::uint64_t kFirstExtent = 4096;
@@ -25,6 +25,8 @@ constexpr std::uint64_t kRequestKept = 4096;
 constexpr Nanos kMovesEvery = kSecond;
 // More joins than this between two sweeps cannot have happened: a lane that says so was scribbled on.
 constexpr std::uint64_t kMostJoinsASweep = 1 << 24;
+// Nor can one process have this many readers of one stream.
+constexpr std::uint32_t kMostPins = 1 << 24;
 
 std::uint64_t index_entries(std::uint32_t slots) {
     return std::bit_ceil(std::uint64_t{slots} * 4);
@@ -111,6 +113,7 @@ struct Store::LaneState {
         std::uint32_t pins;
         std::uint32_t moves;
         Nanos moved;
+        bool stray = false; // on a slot that holds nothing, at the last look
     };
     std::vector<Seen> seen; // of the pinned slots, by slot
 
@@ -119,10 +122,10 @@ struct Store::LaneState {
 
 // ---- making it -----------------------------------------------------------------------------------------------------
 
-std::size_t Store::table_bytes(std::uint32_t slots) {
+std::size_t Store::table_bytes(std::uint32_t slots, std::size_t templates) {
     std::uint64_t at = aligned(sizeof(Header));
     at = aligned(at + std::size(kCounters) * sizeof(CounterEntry));
-    at = aligned(at + kTemplates * sizeof(TemplateEntry));
+    at = aligned(at + templates * sizeof(TemplateEntry));
     at = aligned(at + index_entries(slots) * sizeof(IndexEntry));
     at = aligned(at + std::uint64_t{slots} * sizeof(Slot));
     at = aligned(at + kLogRecords * sizeof(LogRecord));
@@ -143,14 +146,14 @@ Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions&
                                              const std::vector<TemplateSettings>& templates, const Clock& clock) {
     if (options.slots < 1 || options.slots > kMaxSlots)
         return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} streams, found {}", kMaxSlots, options.slots);
-    const std::uint64_t needed = table_bytes(options.slots) + kLeastExtents;
+    const std::uint64_t needed = table_bytes(options.slots, templates.size()) + kLeastExtents;
     if (memory.bytes() < needed)
         return fail(GCOALESCE_BAD_REQUEST,
                     "{} streams need a memory of at least {} bytes, found {}: raise --memory or "
                     "lower --streams",
                     options.slots, needed, memory.bytes());
-    if (templates.empty() || templates.size() > kTemplates)
-        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} templates, found {}", kTemplates, templates.size());
+    if (templates.empty() || templates.size() > kMostTemplates)
+        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} templates, found {}", kMostTemplates, templates.size());
 
     std::unique_ptr<Store> store(new Store(std::move(memory), options, clock));
     std::byte* base = store->memory_.data();
@@ -280,7 +283,7 @@ bool Store::holds(StreamRef stream) const {
 
 Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     while (free_.empty()) {
-        if (!reclaim()) {
+        if (!reclaim(Wanted::slot)) {
             auto failure =
                 fail(GCOALESCE_BUSY, "all {} streams of the broker are in use: ask again later, or raise --streams",
                      options_.slots);
@@ -555,13 +558,13 @@ void Store::evict(StreamRef stream) {
 std::uint64_t Store::allocate(std::uint64_t bytes) {
     for (;;) {
         if (const std::uint64_t offset = pool_->allocate(bytes); offset != 0) return offset;
-        if (!reclaim()) return 0;
+        if (!reclaim(Wanted::extents)) return 0;
     }
 }
 
 // Oldest first: what nobody reads and is past its freshness, then what nobody reads, then what only readers that stand
 // still hold; at the very last the pins of the lane that holds most.
-bool Store::reclaim() {
+bool Store::reclaim(Wanted wanted) {
     const Nanos now = clock_.monotonic();
     for (const bool fresh_too : {false, true}) {
         std::vector<std::uint32_t> candidates;
@@ -580,8 +583,8 @@ bool Store::reclaim() {
             if (was_open) reopen(stream);
         }
     }
-    std::optional<std::uint32_t> largest;
-    for (std::uint32_t i = 0; i < swept_to_; ++i) {
+    std::optional<std::uint32_t> largest; // an eviction frees extents alone
+    for (std::uint32_t i = 0; wanted == Wanted::extents && i < swept_to_; ++i) {
         const Private& known = private_[i];
         if (!known.in_use || !known.ended || known.held == 0 || !stalled_only(i, now)) continue;
         if (!largest || known.held > private_[*largest].held) largest = i;
@@ -590,7 +593,7 @@ bool Store::reclaim() {
         evict(ref(*largest));
         return true;
     }
-    return revoke_greediest();
+    return revoke_greediest(now);
 }
 
 // Whether every lane that pins the slot has had no reader of it move for the stall timeout.
@@ -606,9 +609,9 @@ bool Store::stalled_only(std::uint32_t number, Nanos now) const {
     return true;
 }
 
-// The quota of one lane: under pressure, half of the slots or of the pool, in ended streams alone. A client within its
-// rights never comes near: its readers move on and leave.
-bool Store::revoke_greediest() {
+// The quota of one lane: under pressure, half of the slots or of the pool, in streams that ended longer than the stall
+// timeout ago. A client within its rights never comes near: its readers move on and leave.
+bool Store::revoke_greediest(Nanos now) {
     LaneState* greediest = nullptr;
     std::uint64_t most = 0;
     for (const auto& lane : lanes_) {
@@ -617,6 +620,7 @@ bool Store::revoke_greediest() {
         std::uint64_t bytes = 0;
         for (std::uint32_t i = 0; i < swept_to_; ++i) {
             if (!private_[i].in_use || !private_[i].ended || lane->pins(i) == 0) continue;
+            if (now - private_[i].ended_at < options_.stall_timeout) continue;
             ++slots;
             bytes += private_[i].held;
         }
@@ -735,6 +739,20 @@ void Store::fold(LaneState& state, Nanos now) {
     state.seen = std::move(seen);
 }
 
+// A joiner pins a slot that holds nothing for an instant at most, before it looks at the generation. A lane that keeps
+// such a pin from one look to the next, or has more pins than readers can be, was scribbled on: nothing it says counts.
+void Store::look_at_moves(LaneState& lane, Nanos now) {
+    for (LaneState::Seen& seen : lane.seen) {
+        const bool stray = !private_[seen.slot].in_use;
+        if ((stray && seen.stray) || seen.pins > kMostPins) return revoke_lane(lane.id);
+        seen.stray = stray;
+        const std::uint32_t moves = lane.lane.entry(seen.slot).moves.load(std::memory_order_relaxed);
+        if (moves == seen.moves) continue;
+        seen.moves = moves;
+        seen.moved = now;
+    }
+}
+
 void Store::sweep() {
     const Nanos now = clock_.monotonic();
     for (const auto& lane : lanes_) {
@@ -742,14 +760,7 @@ void Store::sweep() {
     }
     if (now - moves_seen_ >= kMovesEvery) {
         moves_seen_ = now;
-        for (const auto& lane : lanes_) {
-            for (LaneState::Seen& seen : lane->seen) {
-                const std::uint32_t moves = lane->lane.entry(seen.slot).moves.load(std::memory_order_relaxed);
-                if (moves == seen.moves) continue;
-                seen.moves = moves;
-                seen.moved = now;
-            }
-        }
+        for (const auto& lane : lanes_) look_at_moves(*lane, now);
     }
     std::uint64_t in_use = 0;
     std::uint64_t in_flight = 0;

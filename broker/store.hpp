@@ -63,7 +63,7 @@ using LaneId = std::uint64_t; // the attachment id
 class Store {
   public:
     // The bytes a segment needs besides its extents.
-    static std::size_t table_bytes(std::uint32_t slots);
+    static std::size_t table_bytes(std::uint32_t slots, std::size_t templates = 1);
 
     // Formats `memory`, which must be zero, and keeps it. Not ready for readers before set_ready().
     // GCOALESCE_BAD_REQUEST: too few bytes for the tables and 256 KiB of extents, or slots out of range.
@@ -157,15 +157,17 @@ class Store {
     std::uint64_t pins_on(std::uint32_t slot) const;
     void publish(Slot& slot, std::uint32_t index);
     std::uint64_t allocate(std::uint64_t bytes); // an offset; 0: none
-    bool reclaim();                              // frees something; false: nothing can go
+    enum class Wanted { slot, extents };
+    bool reclaim(Wanted wanted); // frees something; false: nothing can go
     void free_extents(std::uint32_t slot);
     void index(std::uint32_t slot, const Key& key);
     void unindex(std::uint32_t slot);
     void fold(LaneState& lane, Nanos now);
+    void look_at_moves(LaneState& lane, Nanos now);
     void forget(LaneState& lane);
     void set(Counter counter, std::uint64_t value);
     bool stalled_only(std::uint32_t slot, Nanos now) const;
-    bool revoke_greediest();
+    bool revoke_greediest(Nanos now);
 
     Mapping memory_;
     StoreOptions options_;

@@ -86,7 +86,7 @@ struct Text {
         while (length > 0 && length < text.size() && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80)
             --length;
         std::memset(bytes, 0, N);
-        std::memcpy(bytes, text.data(), length);
+        if (length > 0) std::memcpy(bytes, text.data(), length);
     }
     std::string_view view() const { return {bytes, ::strnlen(bytes, N)}; }
 };
