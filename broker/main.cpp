@@ -114,18 +114,18 @@ class Broker {
             log(LogLevel::error, "{}", cleared.error().message);
             return cleared.error().code == GCOALESCE_BUSY ? exit_already_running : exit_failure;
         }
-        Result<std::optional<ApiKey>> key = load_api_key(config_.api_key_file);
+        Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
         if (!key) return stop_because(key.error());
 
         Result<CreatedSegment> segment = create_segment(name, config_.memory);
         if (!segment) return stop_because(segment.error());
-        const int code = serve(name, std::move(*segment), std::move(*key));
+        const int code = serve(name, std::move(*segment), *key);
         boost::interprocess::shared_memory_object::remove(name.c_str());
         return code;
     }
 
   private:
-    int serve(const std::string& name, CreatedSegment segment, std::optional<ApiKey> key) {
+    int serve(const std::string& name, CreatedSegment segment, const std::optional<ApiKey>& key) {
         Result<std::unique_ptr<Store>> store =
             Store::create(segment.mapping, config_.store, {config_.settings}, timers_.clock());
         if (!store) return stop_because(store.error());
@@ -136,11 +136,13 @@ class Broker {
         Result<UniqueFd> listening = listener(config_.instance);
         if (!listening) return stop_because(listening.error());
 
-        CurlUpstream upstream(loop_, {config_.upstream, config_.ca_file, config_.proxy});
-        const bool has_key = key.has_value();
-        if (has_key) upstream.set_api_key(std::move(*key));
-        Coalescer coalescer(*store_, upstream, timers_, config_.settings, config_.producer, config_.limits);
-        coalescer.set_key_missing(!has_key && upstream.needs_key());
+        Result<std::unique_ptr<CurlUpstream>> upstream =
+            CurlUpstream::create(loop_, {config_.upstream, config_.ca_file, config_.proxy});
+        if (!upstream) return stop_because(upstream.error());
+        if (key) (*upstream)->set_key(*key);
+        const bool key_missing = (*upstream)->needs_key();
+        Coalescer coalescer(*store_, **upstream, timers_, config_.settings, config_.producer, config_.limits);
+        coalescer.set_key_missing(key_missing);
         ControlServer control(loop_, std::move(*listening), std::move(readable), *store_, coalescer, config_.settings,
                               config_.store.stall_timeout);
         coalescer_ = &coalescer;
@@ -155,12 +157,8 @@ class Broker {
         store_->set_ready();
         log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
             config_.instance.name, config_.instance.runtime_dir, format_size(config_.memory), config_.store.slots,
-            config_.upstream,
-            has_key                ? ""
-            : upstream.needs_key() ? ", NO API KEY: requests will be refused"
-                                   : ", no API key");
-        ::sd_notify(0, has_key || !upstream.needs_key() ? "READY=1\nSTATUS=serving"
-                                                        : "READY=1\nSTATUS=serving, but there is no API key");
+            config_.upstream, key_missing ? ", NO API KEY: requests will be refused" : "");
+        ::sd_notify(0, key_missing ? "READY=1\nSTATUS=serving, but there is no API key" : "READY=1\nSTATUS=serving");
         loop_.run();
         store_->log(LogKind::closed);
         ::unlink(config_.instance.socket_path().c_str());
