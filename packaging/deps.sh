@@ -1,0 +1,63 @@
+#!/bin/sh
+# Installs the Debian packages that gcoalesce needs. No other file names them.
+# usage: packaging/deps.sh [runtime|build|test|lint]...   (default: build)
+# Quick when everything is there; else it needs root, and asks sudo for it.
+set -eu
+
+packages() {
+    case $1 in
+    runtime) echo ca-certificates libcurl4 libfmt9 libssl3 libsystemd0 ;;
+    build)
+        echo ca-certificates ccache cmake g++ ninja-build pkg-config \
+            libboost1.74-dev libcli11-dev libcurl4-openssl-dev libexpected-dev libfmt-dev libssl-dev libsystemd-dev \
+            nlohmann-json3-dev
+        ;;
+    test) # what the tests link, what they run, and what the checks among them run
+        echo catch2 libhiredis-dev \
+            curl gcc iproute2 nginx-light openssl procps redis-server spin util-linux \
+            clang-format shellcheck
+        ;;
+    lint) echo clang-tidy ;;
+    *)
+        echo "deps.sh: unknown set \"$1\", expected runtime, build, test or lint" >&2
+        return 2
+        ;;
+    esac
+}
+
+wanted=
+for set in "${@:-build}"; do
+    wanted="$wanted $(packages "$set")"
+done
+# shellcheck disable=SC2086 # names, one a word
+there=" $(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $wanted 2>/dev/null | sed -n 's/ installed$//p' |
+    tr '\n' ' ') "
+missing=
+for package in $wanted; do
+    case $there in *" $package "*) ;; *) missing="$missing $package" ;; esac
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || {
+        echo "deps.sh: as root: apt-get install --no-install-recommends$missing" >&2
+        exit 1
+    }
+    exec sudo "$0" "$@"
+fi
+
+# The tests run nginx and redis-server themselves; installing these must not start services on the machine.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod 755 $policy
+fi
+
+export DEBIAN_FRONTEND=noninteractive
+apt() { apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" </dev/null >&2; }
+echo "installing:$missing" >&2
+apt update || echo "deps.sh: going on with the package lists that are here" >&2
+# shellcheck disable=SC2086
+apt install -y --no-install-recommends $missing
