@@ -12,12 +12,19 @@ namespace gcoalesce::cli {
 struct Context {
     std::string instance;    // --instance or GCOALESCE_INSTANCE; "": not told
     std::string runtime_dir; // --runtime-dir or GCOALESCE_RUNTIME_DIR; "": not told
+    bool verbose = false;    // -v
     ExitCode exit = ExitCode::ok;
 };
 
 // Each adds one subcommand to `app`, whose callback does the work and sets context.exit. A callback that finds the
 // command line wrong throws a CLI::ValidationError; main turns it into a usage error. Both arguments must outlive
 // parsing.
+void add_ask(CLI::App& app, Context& context);
+void add_keys(CLI::App& app, Context& context);
+void add_dump(CLI::App& app, Context& context);
+void add_notify(CLI::App& app, Context& context);
+void add_stats(CLI::App& app, Context& context);
+void add_demo(CLI::App& app, Context& context);
 void add_sim(CLI::App& app, Context& context);
 
 } // namespace gcoalesce::cli

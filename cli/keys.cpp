@@ -7,9 +7,11 @@
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
+#include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
+#include "protocol/gemini.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -28,7 +30,7 @@ nlohmann::ordered_json to_json(const StreamFacts& stream, const SegmentView& seg
         {"stream_id", to_hex(stream.opening.stream_id)},
         {"template", template_name(segment, stream.opening.template_index)},
         {"model", stream.opening.model.view()},
-        {"method", stream.opening.method == 2 ? "unary" : "stream"},
+        {"method", static_cast<Method>(stream.opening.method) == Method::unary ? "unary" : "stream"},
         {"state", stream.state()},
         {"joinable", stream.open_to_joiners && (stream.in_flight || stream.fresh_for(now) > 0)},
         {"evicted", stream.evicted},
@@ -68,7 +70,7 @@ void run_keys(Context& context, bool as_json) {
         nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
         json["keys"] = nlohmann::ordered_json::array();
         for (const StreamFacts& stream : streams) json["keys"].push_back(to_json(stream, segment, now));
-        write_out(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        write_out(json_line(json));
         return;
     }
     if (inspected->broker.reachable && !context.verbose) complain(broker_line(inspected->broker));

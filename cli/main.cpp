@@ -2,15 +2,18 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <clocale>
 #include <cstdio>
 #include <exception>
 #include <fmt/format.h>
 #include <iostream>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/nearest.hpp"
+#include "cli/view/terminal.hpp"
 
 namespace {
 
@@ -47,24 +50,39 @@ int run(int argc, char** argv) {
     app.add_option("--runtime-dir", context.runtime_dir, "where brokers have their sockets")
         ->envname("GCOALESCE_RUNTIME_DIR")
         ->type_name("DIR");
-    app.fallthrough();            // those two may stand behind the command as well
+    app.add_flag("-v,--verbose", context.verbose, "say more on standard error");
+    app.fallthrough();            // these may stand behind the command as well
     app.require_subcommand(0, 1); // at most one, so that a command's name among its arguments stays an argument
 
     using namespace gcoalesce::cli;
+    add_ask(app, context);
+    add_keys(app, context);
+    add_dump(app, context);
+    add_notify(app, context);
+    add_stats(app, context);
+    add_demo(app, context);
     add_sim(app, context);
 
     try {
         app.parse(argc, argv);
+        if (app.get_subcommands().empty()) {
+            // With text on standard input and no command it is `ask`.
+            if (is_terminal(STDIN_FILENO)) return usage_error("gcoalesce", "expected a command");
+            std::vector<std::string> reversed(argv + 1, argv + argc); // as CLI11 takes them
+            std::ranges::reverse(reversed);
+            reversed.emplace_back("ask");
+            app.parse(std::move(reversed));
+        }
     } catch (const CLI::ParseError& error) {
         return parse_error(app, error);
     }
-    if (app.get_subcommands().empty()) return usage_error("gcoalesce", "expected a command");
     return static_cast<int>(context.exit);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
+    std::setlocale(LC_CTYPE, "C.UTF-8"); // what we print is UTF-8, whatever the user's locale: tables need its widths
     try {
         const int code = run(argc, argv);
         std::cout.flush();

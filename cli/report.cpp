@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
+#include "cli/render.hpp"
 #include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
 
@@ -38,13 +39,15 @@ void complain(std::string_view sentence) {
     write_err(fmt::format("gcoalesce: {}\n", line));
 }
 
+nlohmann::ordered_json error_json(const Error& error) {
+    nlohmann::ordered_json json{{"code", code_name(error.code)}, {"message", error.message}};
+    if (error.retry_ms > 0) json["retry_ms"] = error.retry_ms;
+    return json;
+}
+
 void report(const Error& error, bool json) {
     if (json) {
-        nlohmann::ordered_json object;
-        object["error"]["code"] = code_name(error.code);
-        object["error"]["message"] = error.message;
-        if (error.retry_ms > 0) object["error"]["retry_ms"] = error.retry_ms;
-        write_err(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        write_err(json_line({{"error", error_json(error)}}));
     } else if (error.retry_ms > 0) {
         complain(fmt::format("{} (try again in {})", error.message, format_duration(from_ms(error.retry_ms))));
     } else {

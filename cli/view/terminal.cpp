@@ -20,9 +20,12 @@ void wait_writable(int fd) {
 bool write_all(int fd, std::string_view bytes) {
     while (!bytes.empty()) {
         const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-        if (written >= 0) bytes.remove_prefix(static_cast<std::size_t>(written));
-        else if (errno == EAGAIN) wait_writable(fd); // someone else made the shared description non-blocking
-        else if (errno != EINTR) return false;
+        if (written >= 0)
+            bytes.remove_prefix(static_cast<std::size_t>(written));
+        else if (errno == EAGAIN)
+            wait_writable(fd); // someone else made the shared description non-blocking
+        else if (errno != EINTR)
+            return false;
     }
     return true;
 }
