@@ -120,7 +120,10 @@ Result<bool> AttachTry::connect() {
     std::memcpy(address.sun_path, path.data(), path.size());
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) return fail_errno(GCOALESCE_IO, "cannot make a socket");
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+    const auto connected = [&] {
+        return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    };
+    if (connected()) {
         link_.emplace(std::move(socket));
         return true;
     }
@@ -128,7 +131,13 @@ Result<bool> AttachTry::connect() {
     case EAGAIN:
     case EINTR: return false;
     case ENOENT:
-    case ECONNREFUSED: return tl::unexpected(why_no_answer(instance_, system_clock().monotonic()));
+    case ECONNREFUSED: {
+        const Error why = why_no_answer(instance_, system_clock().monotonic());
+        // A broker that has become ready since we tried listens by now: it listens before it says so.
+        if (why.code != GCOALESCE_UNRESPONSIVE || !connected()) return tl::unexpected(why);
+        link_.emplace(std::move(socket));
+        return true;
+    }
     case EACCES:
     case EPERM:
         return fail(GCOALESCE_NO_PERMISSION,
