@@ -12,13 +12,13 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <system_error>
 
 #include "cli/demo/client.hpp"
 
 extern "C" { // which glibc 2.36 forgets there
-#include <sys/pidfd.h>
 }
 
 namespace gcoalesce::cli::demo {
@@ -80,8 +80,12 @@ void begin_child(pid_t parent) {
     ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
 
+UniqueFd open_process(pid_t pid) {
+    return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); // glibc 2.36 declares it for C only
+}
+
 bool wait_for(pid_t pid, int ms) {
-    const UniqueFd process(::pidfd_open(pid, 0));
+    const UniqueFd process = open_process(pid);
     pollfd fd{process.get(), POLLIN, 0};
     return process && ::poll(&fd, 1, ms) > 0;
 }
@@ -203,7 +207,7 @@ void Stage::go() {
 }
 
 std::string Stage::read_line(Client& client) {
-    const UniqueFd broker(broker_ > 0 ? ::pidfd_open(broker_, 0) : -1);
+    const UniqueFd broker = broker_ > 0 ? open_process(broker_) : UniqueFd();
     for (;;) {
         if (const std::size_t end = client.pending.find('\n'); end != std::string::npos) {
             std::string line = client.pending.substr(0, end);
