@@ -80,7 +80,8 @@ void check(const Answer& answer, const Expected& expected) {
     CHECK(answer.outcome.finish_reason == expected.reason);
     CHECK(answer.outcome.http_status == expected.http_status);
     CHECK(answer.outcome.retry_ms == expected.retry_ms);
-    CHECK(answer.outcome.reusable == (expected.kind == GCOALESCE_COMPLETE && expected.reason == "STOP"));
+    CHECK(answer.outcome.reusable ==
+          (expected.kind == GCOALESCE_COMPLETE && std::string_view(expected.reason) == "STOP"));
     CHECK(answer.outcome.message.empty() == (expected.kind == GCOALESCE_COMPLETE));
     CHECK(answer.outcome.message.size() <= 200);
 }
@@ -141,6 +142,12 @@ const std::string kHtml =
     "<!DOCTYPE html>\n<html lang=en>\n  <title>Error 404 (Not Found)!!1</title>\n\n  <p>That's an error.\n";
 const std::string kArray = "[" + kHello + "\n,\r\n" + kWorld + "\n]\n";
 
+const Call kUnary = {.method = Method::unary};
+const Call kBroken = {.clean = false};
+const Call kUnaryBroken = {.method = Method::unary, .clean = false};
+const std::string kNothingNew = R"({"candidates": [{"content": {},"index": 0}],"turnToken": "x"})";
+const std::string kPretty = "{\n  \"candidates\": [\n    {\n      \"finishReason\": \"STOP\"\n    }\n  ]\n}\n";
+
 struct Sample {
     std::string name;
     std::string body;
@@ -149,213 +156,173 @@ struct Sample {
     std::vector<std::string> events;
 };
 
-const Call kUnary = {.method = Method::unary};
-const Call kBroken = {.clean = false};
-const Call kUnaryBroken = {.method = Method::unary, .clean = false};
+// One call a sample: g++ takes minutes over one initialiser list of them all.
+class Samples {
+  public:
+    Samples() {
+        add_whole();
+        add_cut();
+        add_errors_inside();
+        add_http_errors();
+        add_none();
+    }
+    std::vector<Sample> all;
+
+  private:
+    void add(const char* name, const std::string& body, const Call& call, const Expected& expected,
+             std::initializer_list<std::string_view> events) {
+        all.push_back({name, body, call, expected, {events.begin(), events.end()}});
+    }
+
+    // Whole answers.
+    void add_whole() {
+        add("CRLF", framed({kHello, kWorld}), {}, complete("STOP"), {kHello, kWorld});
+        add("LF", replaced(framed({kHello, kWorld}), "\r\n", "\n"), {}, complete("STOP"), {kHello, kWorld});
+        add("CR", replaced(framed({kHello, kWorld}), "\r\n", "\r"), {}, complete("STOP"), {kHello, kWorld});
+        add("no space", "data:" + kWorld + "\n\n", {}, complete("STOP"), {kWorld});
+        add("byte order mark", "\xEF\xBB\xBF" + framed({kWorld}), {}, complete("STOP"), {kWorld});
+        add("no final blank line", framed({kHello}) + "data: " + kWorld, {}, complete("STOP"), {kHello, kWorld});
+        add("half a final blank line", framed({kHello}) + "data: " + kWorld + "\r\n", {}, complete("STOP"),
+            {kHello, kWorld});
+        add("comments, ids and blank data between",
+            ": hi\n\nid: 1\nevent: x\ndata: " + kHello + "\n\ndata:\n\nretry: 5\n\ndata:  \n\n" + framed({kWorld}) +
+                ": bye",
+            {}, complete("STOP"), {kHello, kWorld});
+        add("several data lines", "data: {\"candidates\":\ndata: [{\"finishReason\": \"STOP\"}]}\n\n", {},
+            complete("STOP"), {"{\"candidates\":\n[{\"finishReason\": \"STOP\"}]}"});
+        add("spaces in an open line", "data:      " + kWorld + "  \n\n", {}, complete("STOP"),
+            {"     " + kWorld + "  "});
+        add("T32: STOP in every event",
+            framed({event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")}), {}, complete("STOP"),
+            {event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")});
+        add("an event without a reason after STOP", framed({kWorld, kNothingNew}), {}, complete("STOP"),
+            {kWorld, kNothingNew});
+        add("T31: a last event with a reason only", framed({kHello, kReasonOnly}), {}, complete("STOP"),
+            {kHello, kReasonOnly});
+        add("T36: MAX_TOKENS without parts", framed({R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"}), {},
+            complete("MAX_TOKENS"), {R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"});
+        add("T36: STOP, then RECITATION", framed({kWorld, event_with("", "RECITATION")}), {}, complete("RECITATION"),
+            {kWorld, event_with("", "RECITATION")});
+        add("T36: a blocked prompt", framed({kBlocked}), {}, complete("SAFETY"), {kBlocked});
+        add("T36: blocked after text", framed({kHello, kBlocked}), {}, complete("SAFETY"), {kHello, kBlocked});
+        add("a reason of the future", framed({event_with("x", "TOO_BRIGHT")}), {}, complete("TOO_BRIGHT"),
+            {event_with("x", "TOO_BRIGHT")});
+        add("unary", kPretty, kUnary, complete("STOP"), {kPretty});
+        add("unary, blocked", kBlocked, kUnary, complete("SAFETY"), {kBlocked});
+    }
+
+    // Answers that end too early.
+    void add_cut() {
+        add("T30: no reason", framed({kHello, kHello}), {}, cut_short(), {kHello, kHello});
+        add("a reason that is none", framed({event_with("x", "FINISH_REASON_UNSPECIFIED")}), {}, cut_short(),
+            {event_with("x", "FINISH_REASON_UNSPECIFIED")});
+        add("cut within an event", framed({kHello}) + "data: " + kWorld.substr(0, 60), {}, cut_short(), {kHello});
+        add("cut within an event after STOP", framed({kWorld}) + "data: " + kHello.substr(0, 60), {},
+            {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"}, {kWorld});
+        add("cut within a field name after STOP", framed({kWorld}) + "dat", {},
+            {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"}, {kWorld});
+        add("broken after STOP", framed({kHello, kWorld}), kBroken, {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"},
+            {kHello, kWorld});
+        add("broken before the final blank line", framed({kHello}) + "data: " + kWorld, kBroken, cut_short(), {kHello});
+        add("broken before any event", "data: " + kHello.substr(0, 60), kBroken,
+            {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
+        add("broken at once", "", kBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
+        add("unary without a reason", kHello, kUnary, cut_short(), {kHello});
+        add("unary, broken", kWorld, kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
+        add("unary, broken within", kWorld.substr(0, 40), kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED},
+            {});
+    }
+
+    // Error documents with status 200.
+    void add_errors_inside() {
+        add("T33: an error in an event", framed({kHello, kOverloaded}), {}, upstream_error(503), {kHello});
+        add("T33: an error in an event after STOP", framed({kWorld, kOverloaded}), {}, upstream_error(503), {kWorld});
+        add("T33: an error in an event, then cut", framed({kHello, kOverloaded}), kBroken, upstream_error(503),
+            {kHello});
+        add("an error in a last event without a blank line",
+            framed({kHello}) + "data: " + replaced(kOverloaded, "\n", ""), kBroken, upstream_error(503), {kHello});
+        add("half an error in an event", framed({kHello}) + "data: {\"error\": {\"code\": 503,\"mess", kBroken,
+            upstream_error(503), {kHello});
+        add("a bare error", framed({kHello}) + kOverloaded, {}, upstream_error(503), {kHello});
+        add("a bare error after STOP", framed({kWorld}) + kOverloaded, {}, upstream_error(503), {kWorld});
+        add("a bare error after STOP, broken", framed({kWorld}) + kOverloaded, kBroken, upstream_error(503), {kWorld});
+        add("a bare error without a final line end", framed({kHello}) + kOverloaded.substr(0, kOverloaded.size() - 1),
+            {}, upstream_error(503), {kHello});
+        add("a bare error with CRLF", framed({kHello}) + replaced(kOverloaded, "\n", "\r\n"), {}, upstream_error(503),
+            {kHello});
+        add("a bare error in one line", framed({kHello}) + R"({"error":{"code":503}})", {}, upstream_error(503),
+            {kHello});
+        add("a bare error right behind an event's line", "data: " + kHello + "\n" + kOverloaded, {},
+            upstream_error(503), {kHello});
+        add("a bare error behind half an event", "data: " + kHello.substr(0, 50) + "\n" + kOverloaded, {},
+            upstream_error(503), {});
+        add("a bare error behind spaces", framed({kHello}) + "\n  \t" + kOverloaded, {}, upstream_error(503), {kHello});
+        add("a bare error, then more events", framed({kHello}) + kOverloaded + "\n\n" + framed({kWorld}), {},
+            upstream_error(503), {kHello});
+        add("half a bare error", framed({kHello}) + kOverloaded.substr(0, 50), {}, upstream_error(503), {kHello});
+        add("half a bare error, broken", framed({kHello}) + kOverloaded.substr(0, 50), kBroken, upstream_error(503),
+            {kHello});
+        add("an error in an array", framed({kHello}) + "[" + kOverloaded + "]", {}, upstream_error(503), {kHello});
+        add("an error in an array in an event", framed({kHello, "[" + kOverloaded + "]"}), {}, upstream_error(503),
+            {kHello});
+        add("T35: nothing but an error", kQuota, {}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {});
+        add("T35: nothing but an error, unary", kQuota, kUnary,
+            {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {});
+        add("T35: nothing but an error in an array, unary", "[" + kOverloaded + "]", kUnary, upstream_error(503), {});
+        add("half an error, unary", kOverloaded.substr(0, 50), kUnaryBroken, upstream_error(503), {});
+        add("an error without a code", framed({R"({"error":{"message":"no"}})"}), {}, upstream_error(200), {});
+        add("an error that is a word", framed({R"({"error":"Too many requests"})"}), {}, upstream_error(200), {});
+    }
+
+    // HTTP errors.
+    void add_http_errors() {
+        add("T37: HTTP 429", kQuota, {.http_status = 429}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000},
+            {});
+        add("HTTP 400, bad key", kBadKey, {.http_status = 400}, key_refused(400), {});
+        add("HTTP 503", kOverloaded, {.http_status = 503}, upstream_error(503), {});
+        add("HTTP 503, broken", kOverloaded.substr(0, 20), {.http_status = 503, .clean = false}, upstream_error(503),
+            {});
+        add("HTTP 503, another code inside", kQuota, {.http_status = 503},
+            {GCOALESCE_FAILED, GCOALESCE_UPSTREAM_ERROR, "", 503, 36000}, {});
+        add("HTTP 404, a page", kHtml, {.http_status = 404}, upstream_error(404), {});
+        add("HTTP 401, empty", "", {.http_status = 401}, key_refused(401), {});
+        add("HTTP 500 with an answer", framed({kWorld}), {.http_status = 500}, upstream_error(500), {});
+        add("HTTP 302", "", {.http_status = 302}, upstream_error(302), {});
+    }
+
+    // No answers.
+    void add_none() {
+        add("empty", "", {}, bad_answer(), {});
+        add("blank", "\r\n \r\n", {}, bad_answer(), {});
+        add("empty, unary", "", kUnary, bad_answer(), {});
+        add("blank, unary", " \n", kUnary, bad_answer(), {});
+        add("a page", kHtml, {}, bad_answer(), {});
+        add("a page, unary", kHtml, kUnary, bad_answer(), {});
+        add("comments only", ": hi\n\n: ho\n\n", {}, bad_answer(), {});
+        add("cut within the first event", "data: " + kHello.substr(0, 60), {}, bad_answer(), {});
+        add("a unary answer to a stream call", kWorld, {}, bad_answer(), {});
+        add("an array of answers", kArray, {}, bad_answer(), {});
+        add("an array of answers, unary", kArray, kUnary, bad_answer(), {});
+        add("an array of answers after events", framed({kHello}) + kArray, {}, bad_answer(), {kHello});
+        add("a stream to a unary call", framed({kWorld}), kUnary, bad_answer(), {});
+        add("another document, unary", R"({"totalTokens": 258})", kUnary, bad_answer(), {});
+        add("two documents, unary", kWorld + kWorld, kUnary, bad_answer(), {});
+        add("bare words that begin like JSON", framed({kHello}) + "{nonsense", {}, bad_answer(), {kHello});
+        add("an event that is no JSON", framed({kHello, "nonsense", kWorld}), {}, bad_answer(), {kHello});
+        add("an event that is half JSON", framed({kHello, kWorld.substr(0, 60)}), {}, bad_answer(), {kHello});
+        add("an event that is a number", framed({kHello, "5"}), {}, bad_answer(), {kHello});
+        add("an event that is an array", framed({kHello, "[" + kWorld + "]"}), {}, bad_answer(), {kHello});
+        add("an event of two documents", framed({kHello, kWorld + kWorld}), {}, bad_answer(), {kHello});
+        add("OpenAI's end mark", framed({kWorld, "[DONE]"}), {}, bad_answer(), {kWorld});
+        add("a NUL behind an event", framed({kHello, kWorld + std::string(1, '\0')}), {}, bad_answer(), {kHello});
+        add("a byte order mark in an event", framed({kHello, "\xEF\xBB\xBF" + kWorld}), {}, bad_answer(), {kHello});
+        add("an event that is no UTF-8", framed({kHello, event_with("caf\xE9", "STOP")}), {}, bad_answer(), {kHello});
+    }
+};
 
 const std::vector<Sample>& samples() {
-    const std::string other = R"({"candidates": [{"content": {},"index": 0}],"turnToken": "x"})";
-    const std::string pretty = "{\n  \"candidates\": [\n    {\n      \"finishReason\": \"STOP\"\n    }\n  ]\n}\n";
-    static const std::vector<Sample> all = {
-        // Whole answers.
-        {"CRLF", framed({kHello, kWorld}), {}, complete("STOP"), {kHello, kWorld}},
-        {"LF", replaced(framed({kHello, kWorld}), "\r\n", "\n"), {}, complete("STOP"), {kHello, kWorld}},
-        {"CR", replaced(framed({kHello, kWorld}), "\r\n", "\r"), {}, complete("STOP"), {kHello, kWorld}},
-        {"no space", "data:" + kWorld + "\n\n", {}, complete("STOP"), {kWorld}},
-        {"byte order mark", "\xEF\xBB\xBF" + framed({kWorld}), {}, complete("STOP"), {kWorld}},
-        {"no final blank line", framed({kHello}) + "data: " + kWorld, {}, complete("STOP"), {kHello, kWorld}},
-        {"half a final blank line",
-         framed({kHello}) + "data: " + kWorld + "\r\n",
-         {},
-         complete("STOP"),
-         {kHello, kWorld}},
-        {"comments, ids and blank data between",
-         ": hi\n\nid: 1\nevent: x\ndata: " + kHello + "\n\ndata:\n\nretry: 5\n\ndata:  \n\n" + framed({kWorld}) +
-             ": bye",
-         {},
-         complete("STOP"),
-         {kHello, kWorld}},
-        {"several data lines",
-         "data: {\"candidates\":\ndata: [{\"finishReason\": \"STOP\"}]}\n\n",
-         {},
-         complete("STOP"),
-         {"{\"candidates\":\n[{\"finishReason\": \"STOP\"}]}"}},
-        {"spaces in an open line", "data:      " + kWorld + "  \n\n", {}, complete("STOP"), {"     " + kWorld + "  "}},
-        {"T32: STOP in every event",
-         framed({event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")}),
-         {},
-         complete("STOP"),
-         {event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")}},
-        {"an event without a reason after STOP", framed({kWorld, other}), {}, complete("STOP"), {kWorld, other}},
-        {"T31: a last event with a reason only",
-         framed({kHello, kReasonOnly}),
-         {},
-         complete("STOP"),
-         {kHello, kReasonOnly}},
-        {"T36: MAX_TOKENS without parts",
-         framed({R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"}),
-         {},
-         complete("MAX_TOKENS"),
-         {R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"}},
-        {"T36: STOP, then RECITATION",
-         framed({kWorld, event_with("", "RECITATION")}),
-         {},
-         complete("RECITATION"),
-         {kWorld, event_with("", "RECITATION")}},
-        {"T36: a blocked prompt", framed({kBlocked}), {}, complete("SAFETY"), {kBlocked}},
-        {"T36: blocked after text", framed({kHello, kBlocked}), {}, complete("SAFETY"), {kHello, kBlocked}},
-        {"a reason of the future",
-         framed({event_with("x", "TOO_BRIGHT")}),
-         {},
-         complete("TOO_BRIGHT"),
-         {event_with("x", "TOO_BRIGHT")}},
-        {"unary", pretty, kUnary, complete("STOP"), {pretty}},
-        {"unary, blocked", kBlocked, kUnary, complete("SAFETY"), {kBlocked}},
-
-        // Answers that end too early.
-        {"T30: no reason", framed({kHello, kHello}), {}, cut_short(), {kHello, kHello}},
-        {"a reason that is none",
-         framed({event_with("x", "FINISH_REASON_UNSPECIFIED")}),
-         {},
-         cut_short(),
-         {event_with("x", "FINISH_REASON_UNSPECIFIED")}},
-        {"cut within an event", framed({kHello}) + "data: " + kWorld.substr(0, 60), {}, cut_short(), {kHello}},
-        {"cut within an event after STOP",
-         framed({kWorld}) + "data: " + kHello.substr(0, 60),
-         {},
-         {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"},
-         {kWorld}},
-        {"cut within a field name after STOP",
-         framed({kWorld}) + "dat",
-         {},
-         {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"},
-         {kWorld}},
-        {"broken after STOP",
-         framed({kHello, kWorld}),
-         kBroken,
-         {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"},
-         {kHello, kWorld}},
-        {"broken before the final blank line", framed({kHello}) + "data: " + kWorld, kBroken, cut_short(), {kHello}},
-        {"broken before any event",
-         "data: " + kHello.substr(0, 60),
-         kBroken,
-         {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED},
-         {}},
-        {"broken at once", "", kBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {}},
-        {"unary without a reason", kHello, kUnary, cut_short(), {kHello}},
-        {"unary, broken", kWorld, kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {}},
-        {"unary, broken within", kWorld.substr(0, 40), kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {}},
-
-        // Error documents with status 200.
-        {"T33: an error in an event", framed({kHello, kOverloaded}), {}, upstream_error(503), {kHello}},
-        {"T33: an error in an event after STOP", framed({kWorld, kOverloaded}), {}, upstream_error(503), {kWorld}},
-        {"T33: an error in an event, then cut", framed({kHello, kOverloaded}), kBroken, upstream_error(503), {kHello}},
-        {"an error in a last event without a blank line",
-         framed({kHello}) + "data: " + replaced(kOverloaded, "\n", ""),
-         kBroken,
-         upstream_error(503),
-         {kHello}},
-        {"half an error in an event",
-         framed({kHello}) + "data: {\"error\": {\"code\": 503,\"mess",
-         kBroken,
-         upstream_error(503),
-         {kHello}},
-        {"a bare error", framed({kHello}) + kOverloaded, {}, upstream_error(503), {kHello}},
-        {"a bare error after STOP", framed({kWorld}) + kOverloaded, {}, upstream_error(503), {kWorld}},
-        {"a bare error after STOP, broken", framed({kWorld}) + kOverloaded, kBroken, upstream_error(503), {kWorld}},
-        {"a bare error without a final line end",
-         framed({kHello}) + kOverloaded.substr(0, kOverloaded.size() - 1),
-         {},
-         upstream_error(503),
-         {kHello}},
-        {"a bare error with CRLF",
-         framed({kHello}) + replaced(kOverloaded, "\n", "\r\n"),
-         {},
-         upstream_error(503),
-         {kHello}},
-        {"a bare error in one line", framed({kHello}) + R"({"error":{"code":503}})", {}, upstream_error(503), {kHello}},
-        {"a bare error right behind an event's line",
-         "data: " + kHello + "\n" + kOverloaded,
-         {},
-         upstream_error(503),
-         {kHello}},
-        {"a bare error behind half an event",
-         "data: " + kHello.substr(0, 50) + "\n" + kOverloaded,
-         {},
-         upstream_error(503),
-         {}},
-        {"a bare error behind spaces", framed({kHello}) + "\n  \t" + kOverloaded, {}, upstream_error(503), {kHello}},
-        {"a bare error, then more events",
-         framed({kHello}) + kOverloaded + "\n\n" + framed({kWorld}),
-         {},
-         upstream_error(503),
-         {kHello}},
-        {"half a bare error", framed({kHello}) + kOverloaded.substr(0, 50), {}, upstream_error(503), {kHello}},
-        {"half a bare error, broken",
-         framed({kHello}) + kOverloaded.substr(0, 50),
-         kBroken,
-         upstream_error(503),
-         {kHello}},
-        {"an error in an array", framed({kHello}) + "[" + kOverloaded + "]", {}, upstream_error(503), {kHello}},
-        {"an error in an array in an event",
-         framed({kHello, "[" + kOverloaded + "]"}),
-         {},
-         upstream_error(503),
-         {kHello}},
-        {"T35: nothing but an error", kQuota, {}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {}},
-        {"T35: nothing but an error, unary",
-         kQuota,
-         kUnary,
-         {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000},
-         {}},
-        {"T35: nothing but an error in an array, unary", "[" + kOverloaded + "]", kUnary, upstream_error(503), {}},
-        {"half an error, unary", kOverloaded.substr(0, 50), kUnaryBroken, upstream_error(503), {}},
-        {"an error without a code", framed({R"({"error":{"message":"no"}})"}), {}, upstream_error(200), {}},
-        {"an error that is a word", framed({R"({"error":"Too many requests"})"}), {}, upstream_error(200), {}},
-
-        // HTTP errors.
-        {"T37: HTTP 429", kQuota, {.http_status = 429}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {}},
-        {"HTTP 400, bad key", kBadKey, {.http_status = 400}, key_refused(400), {}},
-        {"HTTP 503", kOverloaded, {.http_status = 503}, upstream_error(503), {}},
-        {"HTTP 503, broken", kOverloaded.substr(0, 20), {.http_status = 503, .clean = false}, upstream_error(503), {}},
-        {"HTTP 503, another code inside",
-         kQuota,
-         {.http_status = 503},
-         {GCOALESCE_FAILED, GCOALESCE_UPSTREAM_ERROR, "", 503, 36000},
-         {}},
-        {"HTTP 404, a page", kHtml, {.http_status = 404}, upstream_error(404), {}},
-        {"HTTP 401, empty", "", {.http_status = 401}, key_refused(401), {}},
-        {"HTTP 500 with an answer", framed({kWorld}), {.http_status = 500}, upstream_error(500), {}},
-        {"HTTP 302", "", {.http_status = 302}, upstream_error(302), {}},
-
-        // No answers.
-        {"empty", "", {}, bad_answer(), {}},
-        {"blank", "\r\n \r\n", {}, bad_answer(), {}},
-        {"empty, unary", "", kUnary, bad_answer(), {}},
-        {"blank, unary", " \n", kUnary, bad_answer(), {}},
-        {"a page", kHtml, {}, bad_answer(), {}},
-        {"a page, unary", kHtml, kUnary, bad_answer(), {}},
-        {"comments only", ": hi\n\n: ho\n\n", {}, bad_answer(), {}},
-        {"cut within the first event", "data: " + kHello.substr(0, 60), {}, bad_answer(), {}},
-        {"a unary answer to a stream call", kWorld, {}, bad_answer(), {}},
-        {"an array of answers", kArray, {}, bad_answer(), {}},
-        {"an array of answers, unary", kArray, kUnary, bad_answer(), {}},
-        {"an array of answers after events", framed({kHello}) + kArray, {}, bad_answer(), {kHello}},
-        {"a stream to a unary call", framed({kWorld}), kUnary, bad_answer(), {}},
-        {"another document, unary", R"({"totalTokens": 258})", kUnary, bad_answer(), {}},
-        {"two documents, unary", kWorld + kWorld, kUnary, bad_answer(), {}},
-        {"bare words that begin like JSON", framed({kHello}) + "{nonsense", {}, bad_answer(), {kHello}},
-        {"an event that is no JSON", framed({kHello, "nonsense", kWorld}), {}, bad_answer(), {kHello}},
-        {"an event that is half JSON", framed({kHello, kWorld.substr(0, 60)}), {}, bad_answer(), {kHello}},
-        {"an event that is a number", framed({kHello, "5"}), {}, bad_answer(), {kHello}},
-        {"an event that is an array", framed({kHello, "[" + kWorld + "]"}), {}, bad_answer(), {kHello}},
-        {"an event of two documents", framed({kHello, kWorld + kWorld}), {}, bad_answer(), {kHello}},
-        {"OpenAI's end mark", framed({kWorld, "[DONE]"}), {}, bad_answer(), {kWorld}},
-        {"a NUL behind an event", framed({kHello, kWorld + std::string(1, '\0')}), {}, bad_answer(), {kHello}},
-        {"a byte order mark in an event", framed({kHello, "\xEF\xBB\xBF" + kWorld}), {}, bad_answer(), {kHello}},
-        {"an event that is no UTF-8", framed({kHello, event_with("caf\xE9", "STOP")}), {}, bad_answer(), {kHello}},
-    };
-    return all;
+    static const Samples made;
+    return made.all;
 }
 
 TEST_CASE("Each wire shape has its outcome, cut at every byte") {
@@ -448,9 +415,9 @@ TEST_CASE("Every recorded answer comes to its outcome, in any pieces") {
     GCOALESCE_REQUIRE_FIXTURES(fixtures);
     const std::filesystem::path root = fixtures / "gemini";
     std::set<std::string> known;
-    for (const Rows& rows : fixture_rows()) {
-        for (const Row& row : rows.rows) {
-            const std::string path = rows.folder + "/" + row.file;
+    for (const Rows& folder : kFixtureRows) {
+        for (const Row& row : folder.rows) {
+            const std::string path = std::string(folder.folder) + "/" + row.file;
             INFO(path);
             known.insert(path);
             check_row(row, read_file(root / path));
