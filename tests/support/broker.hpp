@@ -1,0 +1,61 @@
+// `gcoalesced` as a child process, in a runtime directory of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "segment/counters.hpp"
+#include "segment/mapping.hpp"
+#include "tests/support/process.hpp"
+
+namespace gcoalesce::test {
+
+// The path of the gcoalesced that belongs to this build.
+std::string gcoalesced_program();
+
+// An instance whose directory, and whatever brokers leave under its name in /dev/shm, go with this object.
+class ScratchInstance {
+  public:
+    ScratchInstance();
+    ~ScratchInstance();
+    ScratchInstance(const ScratchInstance&) = delete;
+    ScratchInstance& operator=(const ScratchInstance&) = delete;
+
+    const Instance& operator*() const { return instance_; }
+    const Instance* operator->() const { return &instance_; }
+    std::string segment_name() const; // for shm_open
+
+  private:
+    Instance instance_;
+};
+
+// What starts a broker of the instance that takes its answers from `upstream`, a URL. Where `arguments` do not tell,
+// its memory is small, so that it starts fast.
+std::vector<std::string> broker_command(const Instance& instance, const std::string& upstream,
+                                        std::vector<std::string> arguments = {});
+
+class Broker {
+  public:
+    // Serves when the constructor returns. Throws, with what it wrote, where it does not.
+    Broker(const Instance& instance, const std::string& upstream, std::vector<std::string> arguments = {});
+
+    Process& process() { return process_; }
+    int stop(); // SIGTERM; its exit code
+
+    // What anybody may read; stays readable when the broker has gone.
+    const SegmentView& view() const { return segment_.view; }
+    std::uint64_t counted(Counter counter) const;
+    std::uint64_t extents_free() const;
+
+  private:
+    Process process_;
+    OpenSegment segment_;
+};
+
+// Looks until it holds. False: not within the watchdog's time.
+bool eventually(const std::function<bool()>& holds, std::chrono::seconds watchdog = std::chrono::seconds(60));
+
+} // namespace gcoalesce::test
