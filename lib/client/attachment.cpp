@@ -12,6 +12,7 @@ namespace gcoalesce {
 namespace {
 
 constexpr Nanos kFirstBackOff = 10 * kMillisecond;
+constexpr Nanos kGlanceEvery = kMillisecond / 2;
 constexpr Nanos kLongestBackOff = 250 * kMillisecond;
 // With the slice in which it is noticed: a clear error within a second.
 constexpr Nanos kGrace = kSecond - kSlice;
@@ -119,8 +120,9 @@ void Attachment::watch(int fd, bool output) {
 // One step of everything that can go on without waiting.
 void Attachment::turn(Nanos now) {
     if (detached_) return;
-    if (link_ && session_->lane().revoked()) lose_link(now); // pins no longer count: the next request attaches anew
     if (link_) exchange(now);
+    // Pins no longer count: the next request attaches anew. After reading, for a goodbye may say more.
+    if (link_ && session_->lane().revoked()) lose_link(now);
     if (!link_ && (first_ || !pending_.empty())) try_attach(now);
     if (link_ || trouble_.code == GCOALESCE_OK) return;
     std::vector<std::shared_ptr<Pending>> given_up;
@@ -396,7 +398,7 @@ bool Attachment::withdraw(Pending& pending) {
 
 void Attachment::glance() {
     const Nanos present = now();
-    if (present - glanced_.load(std::memory_order_relaxed) < kMillisecond) return;
+    if (present - glanced_.load(std::memory_order_relaxed) < kGlanceEvery) return;
     glanced_.store(present, std::memory_order_relaxed);
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock && !polling_) turn(present);

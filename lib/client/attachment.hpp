@@ -72,8 +72,8 @@ class Attachment {
     // Nobody waits for it any more. A pin that comes with a later answer is taken back. True: it had been settled
     // before, and what came with the answer is still the caller's.
     bool withdraw(Pending& pending);
-    // Lets the control connection make progress, if nobody else sees to that; does not wait. Once a
-    // millisecond at most. For those who wait elsewhere.
+    // Lets the control connection make progress, if nobody else sees to that; does not wait. For those
+    // who wait elsewhere; called too often, it does nothing.
     void glance();
     // Why there is no connection; "" when there is one.
     std::string trouble();

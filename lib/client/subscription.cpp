@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kCanonicalHere = 256 * 1024;
 
 // While bytes for the broker are queued, a reader that sleeps on a stream looks after them this often.
-constexpr Nanos kOutputSlice = 5 * kMillisecond;
+constexpr Nanos kOutputSlice = kMillisecond;
 
 constexpr Nanos kLongestTimeout = 365LL * 24 * 3600 * kSecond;
 
