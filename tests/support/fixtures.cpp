@@ -7,9 +7,13 @@
 
 namespace gcoalesce::test {
 
+std::filesystem::path source_dir() {
+    return GCOALESCE_SOURCE_DIR;
+}
+
 std::optional<std::filesystem::path> fixtures() {
     const char* given = std::getenv("GCOALESCE_FIXTURES");
-    const std::filesystem::path path = given != nullptr ? given : GCOALESCE_SOURCE_DIR "/../shared/fixtures";
+    const std::filesystem::path path = given != nullptr ? given : source_dir() / "../shared/fixtures";
     std::error_code ignored;
     if (!std::filesystem::is_directory(path / "gemini", ignored)) return std::nullopt;
     return path;

@@ -10,6 +10,9 @@ namespace gcoalesce::test {
 // $GCOALESCE_FIXTURES, else ../shared/fixtures beside the checkout; nullopt where it is absent.
 std::optional<std::filesystem::path> fixtures();
 
+// The checkout that this program was built from.
+std::filesystem::path source_dir();
+
 // The whole file, byte for byte; throws where it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
