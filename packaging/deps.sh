@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that gcoalesce needs. No other file names them.
-# usage: packaging/deps.sh [runtime|build|test|lint]...   (default: build)
+# usage: packaging/deps.sh [runtime|build|test|lint|bench]...   (default: build)
 # Quick when everything is there; else it needs root, and asks sudo for it.
 set -eu
 
@@ -13,13 +13,11 @@ packages() {
             nlohmann-json3-dev
         ;;
     test) # what the tests link, what they run, and what the checks among them run
-        echo catch2 libhiredis-dev \
-            curl gcc iproute2 nginx-light openssl procps redis-server spin util-linux \
-            clang-format shellcheck
-        ;;
+        echo catch2 gcc nginx-light openssl spin clang-format shellcheck ;;
     lint) echo clang-tidy ;;
+    bench) echo libhiredis-dev redis-server ;;
     *)
-        echo "deps.sh: unknown set \"$1\", expected runtime, build, test or lint" >&2
+        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint or bench" >&2
         return 2
         ;;
     esac
@@ -46,7 +44,7 @@ if [ "$(id -u)" -ne 0 ]; then
     exec sudo "$0" "$@"
 fi
 
-# The tests run nginx and redis-server themselves; installing these must not start services on the machine.
+# Tests and benchmarks run nginx and redis-server themselves: installing them must start nothing on this machine.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
     trap 'rm -f $policy' EXIT
