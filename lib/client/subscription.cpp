@@ -4,6 +4,7 @@
 
 #include "base/canonical_json.hpp"
 #include "protocol/key.hpp"
+#include "segment/join.hpp"
 
 namespace gcoalesce {
 namespace {
@@ -81,33 +82,14 @@ Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachm
     return made;
 }
 
-// The fast path: no system call, no broker. The names are those of the model in tests/model.
 bool Subscription::join(const std::shared_ptr<Session>& session, const Key& key) {
-    const SegmentView& view = session->view();
-    const Lane& lane = session->lane();
-    const std::optional<SegmentView::Found> found = view.look_up(key);
-    if (!found) return false;
-    const Slot& slot = view.slot(found->slot);
-    // The pin first, then the generation, both seq_cst: either we see that it was closed, or the broker sees the pin.
-    lane.pin(found->slot);
-    const bool open = slot.generation.load(std::memory_order_seq_cst) == found->identity << 1;
-    // Open under our pin, the slot is not recycled: what follows is read from one stream. The state before the time:
-    // the time was stored before "ended".
-    if (open && slot.key.load() == key) {
-        const auto state = static_cast<SlotState>(slot.state.load(std::memory_order_acquire));
-        const bool fresh =
-            state == SlotState::ended && system_clock().monotonic() < slot.fresh_until.load(std::memory_order_acquire);
-        if (state == SlotState::in_flight || fresh) {
-            lane.count_join(found->slot, fresh);
-            status_ = fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED;
-            stream_id_ = slot.opening.load().stream_id;
-            key_ = key;
-            read_from(session, found->slot, found->identity);
-            return true;
-        }
-    }
-    lane.unpin(found->slot);
-    return false;
+    const std::optional<Joined> joined = try_join(session->view(), session->lane(), key, system_clock().monotonic());
+    if (!joined) return false;
+    status_ = joined->fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED;
+    stream_id_ = session->view().slot(joined->slot).opening.load().stream_id;
+    key_ = key;
+    read_from(session, joined->slot, joined->identity);
+    return true;
 }
 
 void Subscription::read_from(std::shared_ptr<Session> session, std::uint32_t slot, std::uint64_t identity) {
