@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
+
 namespace gcoalesce {
 namespace {
 
@@ -128,6 +130,12 @@ void Coalescer::ended(StreamRef stream, const std::string& model, Nanos opened, 
             std::erase_if(refusals_, [&](const auto& entry) { return entry.second.until <= now; });
         if (refusals_.size() < kMostRefusals) refusals_[model] = {now + from_ms(outcome.retry_ms), outcome};
     }
+    // Upstream's own words stay out of the log: they may repeat what was asked. Readers and `gcoalesce stats` show
+    // them.
+    if (outcome.code != GCOALESCE_OK && store_.note_error(outcome.code, outcome.http_status, outcome.message))
+        log(LogLevel::warning, "a stream of {} {}: {}, HTTP status {} (logged once; `gcoalesce stats` counts on)",
+            model, outcome.kind == GCOALESCE_TRUNCATED ? "was truncated" : "failed", code_name(outcome.code),
+            outcome.http_status);
     const Nanos ttl = window_.touched(opened) ? settings_.ttl_window : settings_.ttl_idle;
     store_.end(stream, ending_of(outcome), shared && outcome.reusable ? ttl : 0);
     producers_.erase(stream.slot); // last: it destroys the producer that calls us

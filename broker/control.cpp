@@ -552,7 +552,7 @@ void accept_next(const std::shared_ptr<ControlServer::State>& server) {
             auto connection = std::make_shared<Connection>(alive, std::move(socket));
             alive->connections.insert(connection);
             connection->start(*alive);
-            if (alive->connections.size() > alive->limits.connections) {
+            if (alive->connections.size() + 2 * alive->store.lane_count() > alive->limits.descriptors) {
                 alive->store.count(Counter::connections_refused);
                 connection->say_goodbye(GCOALESCE_BUSY, "the broker has as many connections as it takes");
             }

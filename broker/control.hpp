@@ -14,7 +14,7 @@ class io_context;
 namespace gcoalesce {
 
 struct ControlLimits {
-    std::size_t connections = 16384;               // at once
+    std::size_t descriptors = 16384;               // of connections and, two each, of attached clients
     std::size_t body_bytes = 256ull * 1024 * 1024; // of bodies that are being received or parsed, over all clients
     std::size_t parse_inline = 256 * 1024;         // larger bodies are parsed on the worker
     std::size_t unread_answers = 1 << 20;          // bytes a client may leave unread

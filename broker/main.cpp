@@ -1,5 +1,6 @@
 // gcoalesced: puts the parts together, in the order in which they depend on each other.
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/interprocess/shared_memory_object.hpp>
@@ -91,11 +92,15 @@ Result<UniqueFd> listener(const Instance& instance) {
     return listen_at(instance.socket_path());
 }
 
-void raise_descriptor_limit() {
+// As many as the system allows; returns how many of them clients may use: the rest is for upstream connections and
+// for what the program itself needs.
+std::size_t raise_descriptor_limit() {
+    constexpr std::size_t kOwn = 600;
     rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kOwn;
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
+    return std::clamp<std::size_t>(limit.rlim_max, 2 * kOwn, 1 << 20) - kOwn;
 }
 
 class Broker {
@@ -143,16 +148,15 @@ class Broker {
         const bool key_missing = (*upstream)->needs_key();
         Coalescer coalescer(*store_, **upstream, timers_, config_.settings, config_.producer, config_.limits);
         coalescer.set_key_missing(key_missing);
+        ControlLimits limits;
+        limits.descriptors = raise_descriptor_limit();
         ControlServer control(loop_, std::move(*listening), std::move(readable), *store_, coalescer, config_.settings,
-                              config_.store.stall_timeout);
+                              config_.store.stall_timeout, limits);
         coalescer_ = &coalescer;
         control_ = &control;
 
-        signals_.add(SIGTERM);
-        signals_.add(SIGINT);
-        signals_.async_wait([this](const boost::system::error_code& error, int) {
-            if (!error) drain();
-        });
+        for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
+        wait_for_signal(**upstream, coalescer);
         beat();
         store_->set_ready();
         log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
@@ -181,8 +185,32 @@ class Broker {
         beat_timer_ = timers_.after(kHeartbeatEvery, [this] { beat(); });
     }
 
+    void wait_for_signal(CurlUpstream& upstream, Coalescer& coalescer) {
+        signals_.async_wait([&](const boost::system::error_code& error, int number) {
+            if (error) return;
+            if (number == SIGHUP)
+                read_key_again(upstream, coalescer);
+            else
+                drain();
+            wait_for_signal(upstream, coalescer);
+        });
+    }
+
+    // A key that cannot be read leaves the old one in force.
+    void read_key_again(CurlUpstream& upstream, Coalescer& coalescer) {
+        const Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
+        if (!key) return log(LogLevel::error, "keeping the API key that is in use: {}", key.error().message);
+        if (*key) upstream.set_key(**key);
+        coalescer.set_key_missing(upstream.needs_key());
+        log(LogLevel::info, "{}", *key ? "read the API key again" : "no file to read an API key from; nothing changed");
+    }
+
+    // The first signal lets running streams finish, the second one does not.
     void drain() {
-        if (draining_) return;
+        if (draining_) {
+            drain_deadline_ = 0;
+            return;
+        }
         log(LogLevel::info, "shutting down: {} running streams have {} to finish", coalescer_->in_flight(),
             format_duration(config_.drain_timeout));
         ::sd_notify(0, "STOPPING=1");
@@ -219,7 +247,6 @@ int main(int argc, char** argv) {
     // The modes of what we create are set exactly; between creating and setting nobody else gets in.
     ::umask(0027);
     ::prctl(PR_SET_DUMPABLE, 0); // the API key must not end up in a core dump
-    raise_descriptor_limit();
     try {
         ::curl_global_init(CURL_GLOBAL_DEFAULT);
         boost::asio::io_context loop(1);

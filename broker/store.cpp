@@ -468,8 +468,6 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     count(Counter::tokens_answer, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.answer_tokens, 0)));
     count(Counter::tokens_thoughts, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.thought_tokens, 0)));
     log(LogKind::ended, ending.kind, stream, s.committed.load(std::memory_order_relaxed), ending.finish_reason.view());
-    if (ending.code != GCOALESCE_OK)
-        note_error(static_cast<Code>(ending.code), ending.upstream_status, ending.message.view());
     publish(s, stream.slot);
 }
 
@@ -825,7 +823,7 @@ void Store::log(LogKind kind, std::int32_t code, std::optional<StreamRef> stream
     header_->log_next.store(next + 1, std::memory_order_release);
 }
 
-void Store::note_error(Code code, int upstream_status, std::string_view message) {
+bool Store::note_error(Code code, int upstream_status, std::string_view message) {
     const std::int64_t now = clock_.wall();
     ErrorEntry* place = nullptr;
     std::int64_t oldest = INT64_MAX;
@@ -854,6 +852,7 @@ void Store::note_error(Code code, int upstream_status, std::string_view message)
     place->facts.store(facts);
     place->count.store(known ? place->count.load(std::memory_order_relaxed) + 1 : 1, std::memory_order_release);
     place->sequence.store(sequence + 2, std::memory_order_release);
+    return !known;
 }
 
 void Store::set_window(std::uint32_t template_index, Nanos until) {

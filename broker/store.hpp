@@ -139,7 +139,8 @@ class Store {
     std::uint64_t counted(Counter counter) const;
     void log(LogKind kind, std::int32_t code = 0, std::optional<StreamRef> stream = {}, std::uint64_t number = 0,
              std::string_view text = {});
-    void note_error(Code code, int upstream_status, std::string_view message);
+    // True: it stands there for the first time.
+    bool note_error(Code code, int upstream_status, std::string_view message);
     void set_window(std::uint32_t template_index, Nanos until);
     void count_join_time(std::uint32_t template_index, Nanos took);
 
