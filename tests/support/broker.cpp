@@ -41,9 +41,9 @@ std::string gcoalesced_program() {
 }
 
 ScratchInstance::ScratchInstance() {
-    std::string path = (std::filesystem::temp_directory_path() / "gcoalesce-test-XXXXXX").string();
+    std::string path = (std::filesystem::temp_directory_path() / "gcoalesce-scratch-XXXXXX").string();
     if (::mkdtemp(path.data()) == nullptr) throw std::system_error(errno, std::generic_category(), "mkdtemp");
-    instance_ = {"test", path};
+    instance_ = {"scratch", path};
 }
 
 ScratchInstance::~ScratchInstance() {
