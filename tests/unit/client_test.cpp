@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <poll.h>
+#include <regex>
 #include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,6 +15,8 @@
 
 #include "gcoalesce/gcoalesce.hpp"
 #include "tests/support/fake_broker.hpp"
+#include "tests/support/fixtures.hpp"
+#include "tests/support/process.hpp"
 
 using namespace gcoalesce;
 using namespace gcoalesce::test;
@@ -1199,4 +1202,57 @@ TEST_CASE("the notification window is opened, asked for and closed") {
     CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, 25h, kWatchdog, left) == GCOALESCE_BAD_REQUEST);
     broker.die();
     CHECK(attachment.notify(GCOALESCE_NOTIFY_STATUS, 0s, 300ms, left) != GCOALESCE_OK);
+}
+
+TEST_CASE("the shared library exports the functions of gcoalesce.h and nothing else") {
+    const std::string header =
+        test::read_file(std::filesystem::path(GCOALESCE_SOURCE_DIR) / "lib/include/gcoalesce/gcoalesce.h");
+    std::set<std::string> declared;
+    const std::regex declaration(R"(GCOALESCE_API[^;(]*\b(gcoalesce_\w+)\()");
+    for (std::sregex_iterator it(header.begin(), header.end(), declaration), end; it != end; ++it)
+        declared.insert((*it)[1]);
+    CHECK(declared.contains("gcoalesce_attach"));
+
+    Process nm({"nm", "-D", "--defined-only", "--format=posix", GCOALESCE_SHARED_LIBRARY});
+    REQUIRE(nm.wait() == 0);
+    std::set<std::string> exported;
+    std::istringstream lines(nm.out());
+    for (std::string line; std::getline(lines, line);) {
+        const std::string name = line.substr(0, line.find_first_of("@ "));
+        if (name != "GCOALESCE_0") exported.insert(name); // the version itself
+    }
+    CHECK(exported == declared);
+}
+
+TEST_CASE("36: no wait in the tree is one that stays within its process") {
+    const std::filesystem::path root = GCOALESCE_SOURCE_DIR;
+    // The words of shared memory, by their declarations; std::atomic would let each of them wait().
+    const std::string layout = test::read_file(root / "lib/segment/layout.hpp");
+    std::string words;
+    const std::regex declaration(R"(Shared<[^>]+> ([a-z_, \[\]A-Za-z]+);)");
+    for (std::sregex_iterator it(layout.begin(), layout.end(), declaration), end; it != end; ++it) {
+        const std::string names = (*it)[1];
+        const std::regex name(R"([a-z_]{3,})");
+        for (std::sregex_iterator one(names.begin(), names.end(), name); one != end; ++one)
+            words += (words.empty() ? "" : "|") + one->str();
+    }
+    REQUIRE(words.find("wake") != std::string::npos);
+    const std::regex local_wait("\\b(" + words + ")\\.(wait|notify_one|notify_all)\\(");
+    const std::regex comment("//[^\n]*");
+    std::size_t files = 0;
+    for (const char* room : {"lib", "broker", "cli"}) {
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(root / room)) {
+            const std::string extension = entry.path().extension().string();
+            if (extension != ".hpp" && extension != ".cpp" && extension != ".h") continue;
+            ++files;
+            const std::string code = std::regex_replace(test::read_file(entry.path()), comment, "");
+            INFO(entry.path());
+            CHECK(code.find("FUTEX_PRIVATE_FLAG") == std::string::npos);
+            CHECK(code.find("FUTEX_WAIT_PRIVATE") == std::string::npos);
+            CHECK(code.find("FUTEX_WAKE_PRIVATE") == std::string::npos);
+            CHECK(code.find("atomic_wait") == std::string::npos);
+            CHECK_FALSE(std::regex_search(code, local_wait));
+        }
+    }
+    CHECK(files > 20);
 }
