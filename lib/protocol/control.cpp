@@ -210,6 +210,10 @@ std::string encode(const Message& message) {
 }
 
 Result<Message> decode(std::string_view payload) {
+    // Before the parser sees it: nlohmann's recurses for each indefinite-length string within another.
+    if (payload.size() > kMaxMessage)
+        return fail(GCOALESCE_BAD_REQUEST, "expected a message of at most {} bytes, found one of {}", kMaxMessage,
+                    payload.size());
     FlatMap map;
     if (!json::sax_parse(payload.begin(), payload.end(), &map, json::input_format_t::cbor))
         return fail(GCOALESCE_BAD_REQUEST, "expected one flat CBOR map, found {}",

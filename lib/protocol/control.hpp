@@ -30,6 +30,7 @@ namespace gcoalesce {
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kMaxFrame = 64 * 1024;       // bytes after the length
+constexpr std::size_t kMaxMessage = 2 * 1024;      // bytes of a message, whose texts are short
 constexpr std::size_t kMaxBody = 32 * 1024 * 1024; // bytes of a request body
 constexpr std::uint32_t kWelcomeDescriptors = 3;   // segment, lane, wake socket, in this order
 
@@ -95,9 +96,9 @@ using Message =
 // The whole frame. Texts are cut where a frame would grow too long (messages only; a model is short).
 std::string encode(const Message& message);
 
-// One frame's bytes, without the length. GCOALESCE_BAD_REQUEST: no flat map, over 32 members, a member of the wrong
-// type or range, an unknown kind; unknown members are passed over, so that minor additions do no harm. Whatever the
-// bytes, memory and stack stay bounded by the frame's length.
+// One frame's bytes, without the length. GCOALESCE_BAD_REQUEST: over kMaxMessage, no flat map, over 32 members, a
+// member of the wrong type or range, an unknown kind; unknown members are passed over, so that minor additions do no
+// harm. Whatever the bytes, memory and stack stay bounded by kMaxMessage.
 Result<Message> decode(std::string_view payload);
 
 // Appends a body in frames of plain bytes.

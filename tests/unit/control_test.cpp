@@ -90,16 +90,20 @@ TEST_CASE("unknown members are passed over, so that a newer peer can add some") 
         std::holds_alternative<message::Ready>(decode(cbor({{"t", "ready"}, {"later", "x"}, {"n", nullptr}})).value()));
 }
 
-TEST_CASE("nesting as deep as a frame can hold costs no stack") {
-    refused(std::string(kMaxFrame, '\x81'), "an array");
-    refused(std::string(kMaxFrame, '\xa1'), "CBOR");
+TEST_CASE("nesting as deep as a message can hold costs no stack") {
+    refused(std::string(kMaxFrame, '\x81'), "at most 2048 bytes");
+    refused(std::string(kMaxMessage, '\x81'), "an array");
+    refused(std::string(kMaxMessage, '\xa1'), "CBOR");
     std::string maps;
-    while (maps.size() + 3 < kMaxFrame)
+    while (maps.size() + 3 < kMaxMessage)
         maps += "\xa1\x61"
                 "a";
     refused(maps, "a map within");
     refused("\xa1\x61t\xbf\x61", "a map within");
-    refused(std::string(kMaxFrame, '\xd8'), "CBOR"); // tags
+    refused(std::string(kMaxMessage, '\xd8'), "CBOR"); // tags
+    // Strings of indefinite length, each within another.
+    refused(std::string(kMaxMessage, '\x5f'), "CBOR");
+    refused(std::string(kMaxMessage, '\x7f'), "CBOR");
 }
 
 TEST_CASE("lengths that lie cost no memory") {
