@@ -140,10 +140,7 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
     if (last != '\n' && terminal) write_out("\n");
 
     if (exchange.failure()) {
-        Error error = *exchange.failure();
-        if (exchange.exit_code() == ExitCode::partial)
-            error.message = fmt::format("the answer broke off after {} events: {}", exchange.events(), error.message);
-        report(error, arguments.json);
+        report(*exchange.failure(), arguments.json);
     } else if (const std::string remark = exchange.remark(); form == Form::text && !arguments.json && !remark.empty()) {
         complain(remark);
     }

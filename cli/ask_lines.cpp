@@ -63,9 +63,9 @@ class Prompts {
 class Progress {
   public:
     void show(std::size_t done, std::size_t failed, std::size_t known, bool all_known) {
-        if (!is_terminal(STDERR_FILENO)) return;
+        if (known == 0 || !is_terminal(STDERR_FILENO)) return;
         constexpr std::size_t width = 30;
-        const std::size_t filled = known == 0 ? 0 : done * width / known;
+        const std::size_t filled = done * width / known;
         std::string bar(filled, '#');
         bar.resize(width, '.');
         write_err(fmt::format("\r\x1b[K[{}] {} of {}{}{}", bar, done, known, all_known ? "" : "+",

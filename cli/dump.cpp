@@ -46,8 +46,8 @@ struct Arguments {
 };
 
 std::string describe(const StreamFacts& stream) {
-    return fmt::format("key {}, stream {}, {}, {} events", to_hex(stream.key), to_hex(stream.opening.stream_id),
-                       stream.state(), stream.events);
+    return fmt::format("key {}, stream {}, {}, {}", to_hex(stream.key), to_hex(stream.opening.stream_id),
+                       stream.state(), counted(stream.events, "event"));
 }
 
 // The stream that the name means; nothing: it has said why not.
@@ -136,15 +136,16 @@ class Dump {
             finish_line();
         }
         if (ending.kind != GCOALESCE_COMPLETE)
-            complain(fmt::format("the stream ended {} ({}) after {} events: {}", kind,
-                                 code_name(static_cast<Code>(ending.code)), reader_.events_read(),
+            complain(fmt::format("the stream ended {} ({}) after {}: {}", kind,
+                                 code_name(static_cast<Code>(ending.code)), counted(reader_.events_read(), "event"),
                                  ending.message.view()));
         return ExitCode::ok;
     }
 
     ExitCode so_far() {
         finish_line();
-        complain(fmt::format("in flight, {} events so far; --follow waits for the rest", reader_.events_read()));
+        complain(
+            fmt::format("in flight, {} so far; --follow waits for the rest", counted(reader_.events_read(), "event")));
         return ExitCode::ok;
     }
 

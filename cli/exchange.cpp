@@ -89,9 +89,7 @@ Exchange::Step Exchange::judge(Code code) {
         return end(std::move(error));
     }
     const std::string_view reason = ending_.finish_reason;
-    if (ending_.kind != GCOALESCE_COMPLETE)
-        return end(
-            Error{ending_.code, fmt::format("{} ({})", ending_.message, code_name(ending_.code)), ending_.retry_ms});
+    if (ending_.kind != GCOALESCE_COMPLETE) return end(Error{ending_.code, ending_.message, ending_.retry_ms});
     blocked_ = text_.empty() && reason != "STOP";
     if (!blocked_) return end(std::nullopt);
     return end(Error{GCOALESCE_BAD_ANSWER,
@@ -101,6 +99,10 @@ Exchange::Step Exchange::judge(Code code) {
 Exchange::Step Exchange::end(std::optional<Error> failure) {
     over_ = system_clock().monotonic();
     failure_ = std::move(failure);
+    if (failure_ && events_ > 0 && !blocked_)
+        failure_->message =
+            fmt::format("the answer broke off ({}, {}) after {}: {}", gcoalesce_ending_name(ending_.kind),
+                        code_name(failure_->code), counted(events_, "event"), failure_->message);
     if (subscription_) gcoalesce_info_of(subscription_.get(), &info_);
     subscription_.reset(); // others may be waiting for the room that the stream takes
     return Step::over;
@@ -125,8 +127,8 @@ std::string Exchange::status_line() const {
     if (info_.stream_id != 0)
         line += fmt::format(", key {}, stream {}", to_hex(std::span(info_.key).first(4)), to_hex(info_.stream_id));
     if (first_event_ != 0) line += fmt::format(", first event after {}", format_duration(first_event_ - asked_));
-    line += fmt::format(", {} after {}: {} events, {}", gcoalesce_ending_name(ending_.kind),
-                        format_duration(over_ - asked_), events_, format_size(event_bytes_));
+    line += fmt::format(", {} after {}: {}, {}", gcoalesce_ending_name(ending_.kind), format_duration(over_ - asked_),
+                        counted(events_, "event"), format_size(event_bytes_));
     if (ending_.total_tokens != 0)
         line += fmt::format("; tokens: {} prompt ({} cached), {} thoughts, {} answer, {} in all", ending_.prompt_tokens,
                             ending_.cached_tokens, ending_.thought_tokens, ending_.answer_tokens, ending_.total_tokens);

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/inspect.hpp"
 #include "cli/nearest.hpp"
 #include "cli/view/terminal.hpp"
+#include "protocol/control.hpp"
 
 namespace {
 
@@ -40,10 +42,37 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error) {
                                                 gcoalesce::cli::did_you_mean(extras.front(), names)));
 }
 
+// With text on standard input and no command it is `ask`, whose options may then stand alone.
+bool may_be_ask(const CLI::App& app) {
+    return app.get_subcommands().empty() && app.remaining().front().starts_with("-") &&
+           !gcoalesce::cli::is_terminal(STDIN_FILENO);
+}
+
+int parse_as_ask(CLI::App& app, const Context& context, std::vector<std::string> arguments) {
+    std::ranges::reverse(arguments); // as CLI11 takes them
+    arguments.emplace_back("ask");
+    try {
+        app.parse(std::move(arguments));
+    } catch (const CLI::ExtrasError& error) {
+        return usage_error("gcoalesce", error.what());
+    }
+    return static_cast<int>(context.exit);
+}
+
+std::string versions(Context context) {
+    std::string text = fmt::format("gcoalesce {} (segment layout {}, control protocol {})", GCOALESCE_VERSION,
+                                   gcoalesce::kLayoutMajor, gcoalesce::kProtocolVersion);
+    if (!context.verbose) return text;
+    context.verbose = false;
+    if (const auto inspected = gcoalesce::cli::inspect(context, false))
+        text += fmt::format("\ngcoalesced {} (segment layout {}), pid {}, {}", inspected->broker.version,
+                            inspected->broker.layout, inspected->broker.pid, inspected->broker.state);
+    return text;
+}
+
 int run(int argc, char** argv) {
     CLI::App app("One call to Gemini, one stream, many readers.", "gcoalesce");
     Context context;
-    app.set_version_flag("--version", "gcoalesce " GCOALESCE_VERSION);
     app.add_option("--instance", context.instance, "which broker of this host (default: \"default\")")
         ->envname("GCOALESCE_INSTANCE")
         ->type_name("NAME");
@@ -51,6 +80,7 @@ int run(int argc, char** argv) {
         ->envname("GCOALESCE_RUNTIME_DIR")
         ->type_name("DIR");
     app.add_flag("-v,--verbose", context.verbose, "say more on standard error");
+    app.set_version_flag("--version", [&context] { return versions(context); }); // behind -v, which it heeds
     app.fallthrough();            // these may stand behind the command as well
     app.require_subcommand(0, 1); // at most one, so that a command's name among its arguments stays an argument
 
@@ -64,14 +94,14 @@ int run(int argc, char** argv) {
     add_sim(app, context);
 
     try {
-        app.parse(argc, argv);
+        try {
+            app.parse(argc, argv);
+        } catch (const CLI::ExtrasError&) {
+            if (!may_be_ask(app)) throw;
+        }
         if (app.get_subcommands().empty()) {
-            // With text on standard input and no command it is `ask`.
             if (is_terminal(STDIN_FILENO)) return usage_error("gcoalesce", "expected a command");
-            std::vector<std::string> reversed(argv + 1, argv + argc); // as CLI11 takes them
-            std::ranges::reverse(reversed);
-            reversed.emplace_back("ask");
-            app.parse(std::move(reversed));
+            return parse_as_ask(app, context, {argv + 1, argv + argc});
         }
     } catch (const CLI::ParseError& error) {
         return parse_error(app, error);

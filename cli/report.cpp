@@ -33,6 +33,10 @@ ExitCode exit_code_of(Code code, int upstream_status) {
     }
 }
 
+std::string counted(std::uint64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 void complain(std::string_view sentence) {
     std::string line = escape_controls(sentence);
     std::ranges::replace(line, '\n', ' ');

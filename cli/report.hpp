@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -12,6 +13,9 @@ namespace gcoalesce::cli {
 // The exit code for a request, an attachment or a segment that failed so. upstream_status: HTTP's, 0 when there is
 // none.
 ExitCode exit_code_of(Code code, int upstream_status = 0);
+
+// "1 event", "2 events".
+std::string counted(std::uint64_t count, std::string_view noun);
 
 // One line on standard error, "gcoalesce: " and the sentence.
 void complain(std::string_view sentence);

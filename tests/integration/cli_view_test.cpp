@@ -1,0 +1,49 @@
+// What stands between other people's text and a terminal.
+#include <catch2/catch.hpp>
+#include <clocale>
+
+#include "cli/view/escape.hpp"
+#include "cli/view/table.hpp"
+#include "cli/view/utf8.hpp"
+
+using namespace gcoalesce::cli;
+
+TEST_CASE("control characters are escaped, text of any language is not") {
+    CHECK(escape_controls("plain\ttext\nand more\n") == "plain\ttext\nand more\n");
+    CHECK(escape_controls("Grüße, 你好, 👋🏽") == "Grüße, 你好, 👋🏽");
+    CHECK(escape_controls("\x1b[31mred\x07\x7f") == "\\x1b[31mred\\x07\\x7f");
+    CHECK(escape_controls(std::string("a\0b", 3)) == "a\\x00b");
+    CHECK(escape_controls("\xc2\x9b"
+                          "31m") == "\\xc2\\x9b31m"); // CSI as one character of C1
+    CHECK(escape_controls("over\rwritten") == "over\\x0dwritten");
+    CHECK(escape_controls("a line\r\nand another") == "a line\r\nand another");
+}
+
+TEST_CASE("bytes that are no UTF-8 are escaped one by one") {
+    CHECK(escape_controls("\xff") == "\\xff");
+    CHECK(escape_controls("a\xc3") == "a\\xc3");                          // cut
+    CHECK(escape_controls("\xc0\x9b") == "\\xc0\\x9b");                   // overlong
+    CHECK(escape_controls("\xed\xa0\x80") == "\\xed\\xa0\\x80");          // surrogate
+    CHECK(escape_controls("\xf4\x90\x80\x80") == "\\xf4\\x90\\x80\\x80"); // beyond U+10FFFF
+    CHECK(escape_controls("\xf0\x9f\x91") == "\\xf0\\x9f\\x91");
+}
+
+TEST_CASE("a text on one line can be had back") {
+    CHECK(escape_line("one\ntwo\tthree\r\\n") == "one\\ntwo\\tthree\\r\\\\n");
+}
+
+TEST_CASE("tables align what is wide, narrow and combining by the columns of a terminal") {
+    std::setlocale(LC_CTYPE, "C.UTF-8");
+    CHECK(display_width("abc") == 3);
+    CHECK(display_width("你好") == 4);
+    CHECK(display_width("e\u0301") == 1);
+    CHECK(display_prefix("你好", 3) == "你");
+
+    Table table({{"NAME"}, {"N", Align::right}, {"NOTE"}});
+    table.add({"你好", "7", "wide"});
+    table.add({"ab", "1234", "two\nlines"});
+    CHECK(table.render(0) == "NAME     N  NOTE\n"
+                             "你好     7  wide\n"
+                             "ab    1234  two\\nlines\n");
+    CHECK(table.render(7) == "NAME   \n你好   \nab    1\n");
+}
