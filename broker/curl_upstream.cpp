@@ -5,11 +5,13 @@
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstring>
 #include <curl/curl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <new>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -20,7 +22,7 @@ namespace {
 
 constexpr long kKeptConnections = 16;
 constexpr int kDeadAfterMs = 20'000; // sent bytes, or keep-alive probes, unanswered for so long
-constexpr std::int64_t kMostRetryMs = 24 * 3600 * 1000;
+constexpr std::int64_t kMostRetrySeconds = 24 * 3600;
 
 struct CloseEasy {
     void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
@@ -101,7 +103,7 @@ struct CurlCall {
     bool sent = false;
     bool head = false;
 
-    // ---- libcurl's callbacks: whoever is told something may destroy the call, so `events` is loaded anew each time ----
+    // libcurl's callbacks. Whoever is told something may destroy the call: `events` is loaded anew each time.
 
     static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t uploaded) {
         auto& call = *static_cast<CurlCall*>(self);
@@ -114,17 +116,18 @@ struct CurlCall {
 
     static std::size_t on_header(char* line, std::size_t, std::size_t bytes, void* self) {
         auto& call = *static_cast<CurlCall*>(self);
-        long status = 0;
-        curl_easy_getinfo(call.easy.get(), CURLINFO_RESPONSE_CODE, &status);
-        const bool end = bytes > 0 && (line[0] == '\r' || line[0] == '\n');
-        if (end && status >= 200 && !call.head) {
-            call.head = true;
-            curl_off_t seconds = 0;
-            curl_easy_getinfo(call.easy.get(), CURLINFO_RETRY_AFTER, &seconds);
-            const auto retry_ms = std::clamp<std::int64_t>(seconds, 0, kMostRetryMs / 1000) * 1000;
-            if (call.events != nullptr) call.events->on_head(static_cast<int>(status), retry_ms);
-        }
+        if (bytes > 0 && (line[0] == '\r' || line[0] == '\n')) call.end_of_header();
         return call.events != nullptr ? bytes : 0; // 0 breaks the transfer off
+    }
+
+    void end_of_header() {
+        long status = 0;
+        curl_easy_getinfo(easy.get(), CURLINFO_RESPONSE_CODE, &status);
+        if (status < 200 || head || events == nullptr) return; // 1xx: another one follows
+        head = true;
+        curl_off_t seconds = 0;
+        curl_easy_getinfo(easy.get(), CURLINFO_RETRY_AFTER, &seconds);
+        events->on_head(static_cast<int>(status), std::clamp<std::int64_t>(seconds, 0, kMostRetrySeconds) * 1000);
     }
 
     static std::size_t on_body(char* data, std::size_t, std::size_t bytes, void* self) {
@@ -159,6 +162,9 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         curl_multi_setopt(multi.get(), CURLMOPT_SOCKETDATA, this);
         curl_multi_setopt(multi.get(), CURLMOPT_TIMERFUNCTION, &Multi::on_timer);
         curl_multi_setopt(multi.get(), CURLMOPT_TIMERDATA, this);
+        // Calls share a connection that stands. They do not wait for one that is being made to see whether they can
+        // (CURLOPT_PIPEWAIT): libcurl 7.88 lets them wait without a limit, fails them one by one where it does not come
+        // about, and against a server of HTTP/1.1 keeps them until the first one's answer has ended.
         curl_multi_setopt(multi.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_MULTIPLEX));
         curl_multi_setopt(multi.get(), CURLMOPT_MAXCONNECTS, kKeptConnections);
     }
@@ -352,10 +358,6 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
             });
     }
 };
-
-namespace {
-
-} // namespace
 
 CurlUpstream::CurlUpstream(std::shared_ptr<Multi> multi) : multi_(std::move(multi)) {}
 CurlUpstream::~CurlUpstream() = default;

@@ -18,8 +18,8 @@ namespace gcoalesce {
 struct CurlUpstreamOptions {
     std::string url = "https://generativelanguage.googleapis.com"; // what stands before "/v1beta/models/..."
     std::string ca_file;                                           // PEM; "": the system's certificates
-    std::string proxy; // as CURLOPT_PROXY takes it; "": none, the environment's proxies never count
-    Nanos connect_timeout = 5 * kSecond; // name, TCP and TLS together
+    std::string proxy;                   // as CURLOPT_PROXY takes it; "": none, the environment's proxies never count
+    Nanos connect_timeout = 5 * kSecond; // until the request can be sent: name, TCP and TLS together
 };
 
 // Single-threaded: the event loop's, which must outlive it. The program must ignore SIGPIPE.
