@@ -20,14 +20,17 @@ bool printable(char c) {
     return c > ' ' && c <= '~';
 }
 
+tl::unexpected<Error> too_long(const std::string& source) {
+    return fail(GCOALESCE_BAD_REQUEST, "{} is too long for an API key: more than {} bytes", source, kMostBytes);
+}
+
 Result<ApiKey> checked(ApiKey raw, const std::string& source) {
     constexpr std::string_view blanks = " \t\r\n";
     std::string_view key = raw.text();
     key.remove_prefix(std::min(key.find_first_not_of(blanks), key.size()));
     key = key.substr(0, key.find_last_not_of(blanks) + 1);
     if (key.empty()) return fail(GCOALESCE_BAD_REQUEST, "expected an API key in {}, found nothing", source);
-    if (key.size() > kMostBytes)
-        return fail(GCOALESCE_BAD_REQUEST, "{} is too long for an API key: more than {} bytes", source, kMostBytes);
+    if (key.size() > kMostBytes) return too_long(source);
     if (!std::all_of(key.begin(), key.end(), printable))
         return fail(GCOALESCE_BAD_REQUEST,
                     "{} is no API key: it has a character that is no letter, digit or ASCII sign", source);
@@ -50,6 +53,7 @@ Result<std::optional<ApiKey>> read_key(const std::string& path) {
             return fail_errno(GCOALESCE_IO, "cannot read the API key's file " + path);
         }
     }
+    if (length == text.size()) return too_long(path);
     text.resize(length);
     return checked(ApiKey(std::move(text)), path).map([](ApiKey&& key) { return std::optional(std::move(key)); });
 }
