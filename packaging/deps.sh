@@ -8,7 +8,7 @@ packages() {
     case $1 in
     runtime) echo ca-certificates libcurl4 libfmt9 libssl3 libsystemd0 ;;
     build)
-        echo ca-certificates ccache cmake g++ ninja-build pkg-config \
+        echo ca-certificates ccache cmake g++ ninja-build pkg-config scdoc \
             libboost1.74-dev libcli11-dev libcurl4-openssl-dev libexpected-dev libfmt-dev libssl-dev libsystemd-dev \
             nlohmann-json3-dev
         ;;
@@ -44,18 +44,24 @@ if [ "$(id -u)" -ne 0 ]; then
     exec sudo "$0" "$@"
 fi
 
-# Tests and benchmarks run nginx and redis-server themselves: installing them must start nothing on this machine.
+log=$(mktemp)
 policy=/usr/sbin/policy-rc.d
+made=
+trap 'rm -f "$log" $made' EXIT
+trap 'exit 1' HUP INT TERM
+# Tests and benchmarks run nginx and redis-server themselves: installing them must start nothing on this machine.
 if [ ! -e $policy ]; then
-    trap 'rm -f $policy' EXIT
-    trap 'exit 1' HUP INT TERM
+    made=$policy
     printf '#!/bin/sh\nexit 101\n' >$policy
     chmod 755 $policy
 fi
 
 export DEBIAN_FRONTEND=noninteractive
-apt() { apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" </dev/null >&2; }
+apt() { apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$log" 2>&1; }
 echo "installing:$missing" >&2
 apt update || echo "deps.sh: going on with the package lists that are here" >&2
 # shellcheck disable=SC2086
-apt install -y --no-install-recommends $missing
+apt install -y --no-install-recommends $missing || {
+    cat "$log" >&2
+    exit 1
+}
