@@ -8,33 +8,49 @@
 
 #include "cli/sim/server.hpp"
 
-#include <boost/asio.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
+#include <algorithm>
+#include <array>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <linux/sockios.h>
-#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <openssl/evp.h>
+#include <optional>
+#include <span>
 #include <sstream>
+#include <stdexcept>
+#include <string_view>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "base/ids.hpp"
 #include "cli/sim/answer.hpp"
+#include "cli/sim/counters.hpp"
+#include "cli/sim/recordings.hpp"
 
 namespace gcoalesce::sim {
 namespace {
 
 namespace net = boost::asio;
 namespace http = boost::beast::http;
-namespace fs = std::filesystem;
 using boost::system::error_code;
 using net::awaitable;
 using net::use_awaitable;
@@ -43,47 +59,8 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 
 constexpr std::uint64_t kBodyLimit = 64ULL << 20;
 constexpr std::uint32_t kHeaderLimit = 64U << 10;
+constexpr std::size_t kReadSize = 64U << 10;
 constexpr std::size_t kWriteSize = 64U << 10; // small HTTP chunks are gathered up to this before they are written
-
-// --- counters ---
-
-// A call is a POST to generateContent or streamGenerateContent whose body has arrived.
-struct Counters {
-    std::uint64_t calls = 0, in_flight = 0, aborted = 0, connections = 0, open_connections = 0;
-    std::map<std::string, std::uint64_t> by_body;
-    std::map<std::string, std::uint64_t> by_status;
-
-    std::string json() const {
-        return nlohmann::ordered_json{{"calls", calls},
-                                      {"in_flight", in_flight},
-                                      {"aborted", aborted},
-                                      {"by_body", by_body},
-                                      {"by_status", by_status},
-                                      {"connections", connections},
-                                      {"open_connections", open_connections}}
-                   .dump(2) +
-               "\n";
-    }
-
-    // What is under way goes on being counted.
-    void reset() {
-        calls = aborted = connections = 0;
-        by_body.clear();
-        by_status.clear();
-    }
-};
-
-// Counts one call, or one connection, for as long as it lasts.
-class Gauge {
-  public:
-    explicit Gauge(std::uint64_t& count) : count_(count) { ++count_; }
-    ~Gauge() { --count_; }
-    Gauge(const Gauge&) = delete;
-    Gauge& operator=(const Gauge&) = delete;
-
-  private:
-    std::uint64_t& count_;
-};
 
 // --- requests ---
 
@@ -140,41 +117,6 @@ std::string sha256_hex(std::string_view bytes) {
     return to_hex(std::span(digest.data(), size));
 }
 
-// --- recorded files ---
-
-class Recordings {
-  public:
-    explicit Recordings(const std::string& path) {
-        if (path.empty()) return;
-        root_ = fs::canonical(path);
-        if (fs::is_directory(root_)) return;
-        only_ = root_.filename();
-        root_ = root_.parent_path();
-    }
-
-    // Every call gets this one; "" where a call has to name one.
-    const std::string& only() const { return only_; }
-
-    Result<std::string> read(const std::string& name) const {
-        if (root_.empty()) return fail(GCOALESCE_BAD_REQUEST, "nothing to replay: sim was started without --replay");
-        std::error_code error;
-        const fs::path path = fs::canonical(root_ / name, error);
-        // A name with "..", an absolute one, or a link may lead elsewhere.
-        if (error || std::mismatch(root_.begin(), root_.end(), path.begin(), path.end()).first != root_.end() ||
-            !fs::is_regular_file(path))
-            return fail(GCOALESCE_NOT_FOUND, "no such recorded file below the folder of --replay");
-        std::ifstream file(path, std::ios::binary);
-        std::ostringstream bytes;
-        bytes << file.rdbuf();
-        if (!file) return fail(GCOALESCE_NOT_FOUND, "the recorded file cannot be read");
-        return std::move(bytes).str();
-    }
-
-  private:
-    fs::path root_;
-    std::string only_;
-};
-
 // What all connections share.
 struct World {
     explicit World(const ServerOptions& given) : options(given), recordings(given.replay) {}
@@ -218,25 +160,38 @@ class Connection : public std::enable_shared_from_this<Connection> {
         parser_.emplace();
         parser_->header_limit(kHeaderLimit);
         parser_->body_limit(kBodyLimit);
-        error_code error;
-        co_await http::async_read_header(socket_, buffer_, *parser_, net::redirect_error(use_awaitable, error));
-        if (!error && boost::beast::iequals(request()[http::field::expect], "100-continue")) {
-            static constexpr std::string_view go_on = "HTTP/1.1 100 Continue\r\n\r\n";
-            co_await net::async_write(socket_, net::buffer(go_on), use_awaitable);
+        parser_->eager(true);
+        bool may_wait = true; // for "100 Continue"
+        while (!parser_->is_done()) {
+            error_code error;
+            const std::size_t used = parser_->put(buffer_.data(), error);
+            buffer_.consume(used);
+            if (!error && used > 0) continue;
+            if (error && error != http::error::need_more) {
+                co_await refuse(error);
+                co_return false;
+            }
+            if (may_wait && parser_->is_header_done()) {
+                may_wait = false;
+                if (boost::beast::iequals(request()[http::field::expect], "100-continue"))
+                    co_await write("HTTP/1.1 100 Continue\r\n\r\n");
+            }
+            const auto space = buffer_.prepare(kReadSize);
+            buffer_.commit(co_await socket_.async_read_some(space, net::redirect_error(use_awaitable, error)));
+            if (error) co_return false;
         }
-        if (!error) co_await http::async_read(socket_, buffer_, *parser_, net::redirect_error(use_awaitable, error));
-        if (!error) co_return true;
-        if (error == http::error::end_of_stream || error == http::error::partial_message ||
-            error.category() != http::make_error_code(http::error::end_of_stream).category())
-            co_return false;
+        co_return true;
+    }
+
+    awaitable<void> refuse(error_code error) {
         start_response();
         keep_alive_ = false;
+        // Not within the co_await: g++ 12 destroys the temporaries of a conditional there twice.
         const std::string message = error == http::error::body_limit
                                         ? "Request payload size exceeds the limit: 67108864 bytes."
                                         : "The request is no HTTP: " + error.message() + ".";
         co_await send(error_answer(Form::unary, 400, message));
         co_await linger();
-        co_return false;
     }
 
     void start_response() {
@@ -395,10 +350,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
             keep_alive_ = false;
             co_return;
         }
-        if (http_1_1_) {
-            static constexpr std::string_view last_chunk = "0\r\n\r\n";
-            co_await net::async_write(socket_, net::buffer(last_chunk), use_awaitable);
-        }
+        if (http_1_1_) co_await write("0\r\n\r\n");
     }
 
     awaitable<void> send_head(const Answer& answer) {
@@ -423,7 +375,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
         std::ostringstream head;
         head << response.base();
         const std::string bytes = std::move(head).str();
-        co_await net::async_write(socket_, net::buffer(bytes), use_awaitable);
+        co_await write(bytes);
+    }
+
+    // The bytes must live until it is done.
+    awaitable<void> write(std::string_view bytes) {
+        co_await net::async_write(socket_, net::buffer(bytes.data(), bytes.size()), use_awaitable);
     }
 
     // more: further bytes follow at once, so that an HTTP chunk may span both.
@@ -442,10 +399,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
             wire += part;
             if (http_1_1_) wire += "\r\n";
             if (wire.size() < kWriteSize && !rest.empty()) continue;
-            co_await net::async_write(socket_, net::buffer(wire), use_awaitable);
+            co_await write(wire);
             wire.clear();
         }
-        if (!wire.empty()) co_await net::async_write(socket_, net::buffer(wire), use_awaitable);
+        if (!wire.empty()) co_await write(wire);
         held_ = std::string(rest);
     }
 
@@ -582,7 +539,7 @@ Result<void> serve(const ServerOptions& options, const std::function<void(const 
     } catch (const boost::system::system_error& failure) {
         return fail(GCOALESCE_IO, "cannot listen on {} port {}: {}", options.bind, options.port,
                     failure.code().message());
-    } catch (const fs::filesystem_error& failure) {
+    } catch (const std::filesystem::filesystem_error& failure) {
         return fail(GCOALESCE_IO, "cannot replay {}: {}", options.replay, failure.code().message());
     }
     return {};
