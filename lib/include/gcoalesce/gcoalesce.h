@@ -160,7 +160,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, co
  * GCOALESCE_OK: *event is set. GCOALESCE_END: see gcoalesce_ending_of. GCOALESCE_TIMED_OUT: ask again, nothing is lost.
  * GCOALESCE_EVICTED, or an opening that was refused (GCOALESCE_BUSY, GCOALESCE_RATE_LIMITED, ...): the end of this
  * subscription, and every further call answers the same.
- * When the broker dies before the first event was read, the call attaches and asks again within its timeout. */
+ * When the broker dies before the first event was read, the call attaches and asks again within its timeout. A request
+ * that was made while there was no broker is refused after a second, with the reason why attaching failed. */
 GCOALESCE_API gcoalesce_code gcoalesce_next(gcoalesce_subscription* subscription, int64_t timeout_ms,
                                             gcoalesce_event* event);
 
@@ -170,8 +171,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_next_span(gcoalesce_subscription* subscri
                                                  gcoalesce_event* event);
 GCOALESCE_API int gcoalesce_span_valid(const gcoalesce_subscription* subscription);
 
-/* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: it has not
- * ended. */
+/* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: no call has
+ * answered GCOALESCE_END yet. An opening that was refused: its code, and kind, code, retry_ms and message are filled. */
 GCOALESCE_API gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending);
 
 /* How the request was served, and what it reads. Filled up to info->size bytes. */
