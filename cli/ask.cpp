@@ -125,12 +125,14 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
     const bool terminal = is_terminal(STDOUT_FILENO);
     const Form form = arguments.events ? Form::lines : arguments.sse ? Form::sse : Form::text;
     char last = '\n';
+    std::size_t printed = 0; // of the text
     for (;;) {
         std::string_view event;
         const Exchange::Step step = exchange.next(system_clock().monotonic() + kSlice, event);
         if (step == Exchange::Step::over) break;
         if (step == Exchange::Step::nothing || arguments.json) continue;
-        std::string out = render(form, event);
+        std::string out = form == Form::text ? exchange.text().substr(printed) : render(form, event);
+        printed = exchange.text().size();
         if (terminal && !arguments.raw) out = escape_controls(out);
         if (out.empty()) continue;
         write_out(out);

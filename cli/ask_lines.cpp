@@ -19,6 +19,7 @@ namespace gcoalesce::cli {
 namespace {
 
 constexpr Nanos kSlice = 250 * kMillisecond;
+constexpr std::size_t kReadAhead = 10'000; // prompts: so that progress has something to measure itself by
 
 // Standard input, cut into lines as it comes.
 class Prompts {
@@ -27,34 +28,46 @@ class Prompts {
         std::uint64_t line;
         std::string text;
     };
-    std::optional<Prompt> take() {
-        while (!ended_ || !pending_.empty()) {
-            const std::size_t end = pending_.find('\n', searched_);
-            searched_ = pending_.size();
-            if (end == std::string::npos && !ended_) return std::nullopt;
-            Prompt prompt{++line_, pending_.substr(0, end)};
-            pending_.erase(0, end == std::string::npos ? end : end + 1);
-            searched_ = 0;
-            if (prompt.text.ends_with('\r')) prompt.text.pop_back();
-            if (prompt.text.find_first_not_of(" \t") != std::string::npos) return prompt;
-        }
-        return std::nullopt;
-    }
+
+    // Call when standard input is readable.
     void read() {
         std::array<char, 65536> buffer{};
         const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
-        if (got > 0)
-            pending_.append(buffer.data(), static_cast<std::size_t>(got));
-        else if (got == 0)
-            ended_ = true;
-        else if (errno != EINTR && errno != EAGAIN)
+        if (got < 0) {
+            if (errno == EINTR || errno == EAGAIN) return;
             throw std::system_error(errno, std::generic_category(), "cannot read standard input");
+        }
+        std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+        for (std::size_t end; (end = bytes.find('\n')) != std::string_view::npos; bytes.remove_prefix(end + 1)) {
+            unfinished_ += bytes.substr(0, end);
+            end_line();
+        }
+        unfinished_ += bytes;
+        ended_ = got == 0;
+        if (ended_) end_line();
     }
+
     bool ended() const { return ended_; }
+    bool enough() const { return waiting_.size() >= kReadAhead; }
+    std::size_t waiting() const { return waiting_.size(); }
+
+    Prompt take() {
+        Prompt prompt = std::move(waiting_.front());
+        waiting_.pop_front();
+        return prompt;
+    }
 
   private:
-    std::string pending_;
-    std::size_t searched_ = 0;
+    void end_line() {
+        ++line_;
+        if (unfinished_.ends_with('\r')) unfinished_.pop_back();
+        if (unfinished_.find_first_not_of(" \t") != std::string::npos)
+            waiting_.push_back({line_, std::move(unfinished_)});
+        unfinished_.clear();
+    }
+
+    std::deque<Prompt> waiting_;
+    std::string unfinished_;
     bool ended_ = false;
     std::uint64_t line_ = 0;
 };
@@ -83,8 +96,9 @@ class Progress {
 
 struct Running {
     std::uint64_t line;
-    std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<Exchange> exchange; // null: it was not even asked
     bool over = false;
+    std::optional<Error> refused = {};
 };
 
 class Lines {
@@ -92,9 +106,11 @@ class Lines {
     Lines(gcoalesce_attachment& attachment, const LinesOptions& options) : attachment_(attachment), options_(options) {}
 
     ExitCode run() {
-        while (start(), !window_.empty() || !prompts_.ended()) {
+        for (;;) {
+            while (running_ < options_.at_once && prompts_.waiting() > 0) start(prompts_.take());
+            if (window_.empty() && prompts_.ended()) break;
             if (advance()) continue; // a finished one makes room for the next
-            progress_.show(done_, failed_, done_ + window_.size(), prompts_.ended());
+            progress_.show(done_, failed_, done_ + window_.size() + prompts_.waiting(), prompts_.ended());
             wait();
         }
         progress_.erase();
@@ -103,21 +119,18 @@ class Lines {
     }
 
   private:
-    void start() {
-        while (running_ < options_.at_once) {
-            const std::optional<Prompts::Prompt> prompt = prompts_.take();
-            if (!prompt) return;
-            Running next{prompt->line, nullptr, false};
-            if (Result<std::string> body = prompt_body(prompt->text, options_.system)) {
-                Question question = options_.question;
-                question.body = *std::move(body);
-                next.exchange = std::make_unique<Exchange>(attachment_, question);
-                ++running_;
-            } else {
-                next.over = true;
-            }
-            window_.push_back(std::move(next));
+    void start(const Prompts::Prompt& prompt) {
+        Running next{prompt.line, nullptr};
+        if (Result<std::string> body = prompt_body(prompt.text, options_.system)) {
+            Question question = options_.question;
+            question.body = *std::move(body);
+            next.exchange = std::make_unique<Exchange>(attachment_, question);
+            ++running_;
+        } else {
+            next.refused = std::move(body).error();
+            next.over = true;
         }
+        window_.push_back(std::move(next));
     }
 
     // Takes what has come. True: something is over.
@@ -144,27 +157,25 @@ class Lines {
     void print(const Running& one) {
         progress_.erase();
         ++done_;
-        static const Error no_text{GCOALESCE_BAD_REQUEST, "the prompt is not valid UTF-8", 0};
-        const Error* failure = one.exchange ? one.exchange->failure() ? &*one.exchange->failure() : nullptr : &no_text;
-        if (failure != nullptr && failed_++ == 0)
-            first_failure_ = one.exchange ? one.exchange->exit_code() : ExitCode::usage;
-        if (options_.status && one.exchange)
-            complain(fmt::format("line {}: {}", one.line, one.exchange->status_line()));
+        const std::optional<Error>& failure = one.exchange ? one.exchange->failure() : one.refused;
+        if (failure && failed_++ == 0)
+            first_failure_ = one.exchange ? one.exchange->exit_code() : exit_code_of(failure->code);
         if (options_.json) {
             nlohmann::ordered_json json{{"line", one.line}};
-            if (one.exchange && (failure == nullptr || one.exchange->events() > 0))
-                json.update(one.exchange->to_json());
-            if (failure != nullptr) json["error"] = error_json(*failure);
+            if (one.exchange && (!failure || one.exchange->events() > 0)) json.update(one.exchange->to_json());
+            if (failure) json["error"] = error_json(*failure);
             write_out(json_line(json));
         } else {
             write_out(one.exchange ? escape_line(one.exchange->text()) + "\n" : "\n");
-            if (failure != nullptr) complain(fmt::format("line {}: {}", one.line, failure->message));
+            if (failure) complain(fmt::format("line {}: {}", one.line, failure->message));
         }
+        if (options_.status && one.exchange)
+            complain(fmt::format("line {}: {}", one.line, one.exchange->status_line()));
     }
 
-    // Until something comes from the broker, or, where there is room for it, a further prompt.
+    // Until something comes, from the broker or on standard input.
     void wait() {
-        const bool wants_prompts = running_ < options_.at_once && !prompts_.ended();
+        const bool wants_prompts = !prompts_.ended() && !prompts_.enough();
         std::array<pollfd, 2> fds{
             {{gcoalesce_fd(&attachment_), POLLIN, 0}, {wants_prompts ? STDIN_FILENO : -1, POLLIN, 0}}};
         ::poll(fds.data(), fds.size(), static_cast<int>(to_ms(kSlice)));

@@ -28,7 +28,7 @@ Result<std::string> prompt_body(std::string_view prompt, std::string_view system
     try {
         return body.dump();
     } catch (const nlohmann::json::type_error&) {
-        return fail(GCOALESCE_BAD_REQUEST, "the prompt is not valid UTF-8");
+        return fail(GCOALESCE_BAD_REQUEST, "the text is not valid UTF-8");
     }
 }
 
