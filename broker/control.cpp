@@ -503,6 +503,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
 
     bool holds_pins(Server& server) const {
         const Lane view(lane.data(), server.store.view().slot_count());
+        if (view.revoked()) return false; // they no longer count
         for (std::uint32_t slot = 0; slot < view.slots(); ++slot) {
             if (view.pins(slot) != 0) return true;
         }

@@ -514,10 +514,11 @@ bool Store::retire(StreamRef stream) {
     if (pins_on(stream.slot) != 0) return false; // look again later
     Private& known = private_[stream.slot];
     log(LogKind::retired, 0, stream, s.committed.load(std::memory_order_relaxed));
-    // The identity advances before any byte is written anew: an inspector's check after its copy sees it (copy_in()).
-    // An exchange, since the pool's book-keeping writes into freed extents with plain stores.
-    s.generation.exchange(((stream.identity + 1) << 1) | kClosedToJoiners, std::memory_order_seq_cst);
+    // Free before the identity advances: nobody finds the old stream's facts under the new identity. That advances
+    // before any byte is written anew: an inspector's check after its copy sees it (copy_in()). An exchange, since the
+    // pool's book-keeping writes into freed extents with plain stores.
     s.state.store(static_cast<std::uint32_t>(SlotState::free), std::memory_order_release);
+    s.generation.exchange(((stream.identity + 1) << 1) | kClosedToJoiners, std::memory_order_seq_cst);
     free_extents(stream.slot);
     if (known.request_extent != 0) pool_->free(known.request_extent);
     s.subscribers.store(0, std::memory_order_relaxed);
@@ -735,14 +736,18 @@ void Store::fold(LaneState& state, Nanos now) {
         if (was) ++old;
     }
     state.seen = std::move(seen);
+    // At once: meanwhile nothing can be retired.
+    if (std::any_of(state.seen.begin(), state.seen.end(), [](const auto& one) { return one.pins > kMostPins; }))
+        revoke_lane(state.id);
 }
 
 // A joiner pins a slot that holds nothing for an instant at most, before it looks at the generation. A lane that keeps
-// such a pin from one look to the next, or has more pins than readers can be, was scribbled on: nothing it says counts.
+// such a pin from one look to the next was scribbled on, as one that has more pins than readers can be: nothing it says
+// counts.
 void Store::look_at_moves(LaneState& lane, Nanos now) {
     for (LaneState::Seen& seen : lane.seen) {
         const bool stray = !private_[seen.slot].in_use;
-        if ((stray && seen.stray) || seen.pins > kMostPins) return revoke_lane(lane.id);
+        if (stray && seen.stray) return revoke_lane(lane.id);
         seen.stray = stray;
         const std::uint32_t moves = lane.lane.entry(seen.slot).moves.load(std::memory_order_relaxed);
         if (moves == seen.moves) continue;
