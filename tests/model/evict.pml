@@ -244,17 +244,17 @@ active proctype Broker()
         if
         :: !pinned ->
             /* retire */
+            state = FREE;
 #ifdef EVICTED_CLEARED_IN_RETIRE
             evicted = false;
 #endif
 #ifdef FREE_BEFORE_GENERATION
             free_extents();
-            generation = generation + 2;
+            generation = generation + 2
 #else
             generation = generation + 2;
-            free_extents();
+            free_extents()
 #endif
-            state = FREE
         :: else -> reopen()
         fi
     :: state == FREE && stream == 1 ->
