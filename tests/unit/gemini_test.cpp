@@ -1,9 +1,12 @@
 #include "protocol/gemini.hpp"
 
 #include <algorithm>
+#include <array>
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <fmt/format.h>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -142,199 +145,229 @@ const std::string kHtml =
     "<!DOCTYPE html>\n<html lang=en>\n  <title>Error 404 (Not Found)!!1</title>\n\n  <p>That's an error.\n";
 const std::string kArray = "[" + kHello + "\n,\r\n" + kWorld + "\n]\n";
 
-const Call kUnary = {.method = Method::unary};
-const Call kBroken = {.clean = false};
-const Call kUnaryBroken = {.method = Method::unary, .clean = false};
-const std::string kNothingNew = R"({"candidates": [{"content": {},"index": 0}],"turnToken": "x"})";
-const std::string kPretty = "{\n  \"candidates\": [\n    {\n      \"finishReason\": \"STOP\"\n    }\n  ]\n}\n";
-
-struct Sample {
-    std::string name;
-    std::string body;
-    Call call;
-    Expected expected;
-    std::vector<std::string> events;
-};
-
-// One call a sample: g++ takes minutes over one initialiser list of them all.
-class Samples {
-  public:
-    Samples() {
-        add_whole();
-        add_cut();
-        add_errors_inside();
-        add_http_errors();
-        add_none();
-    }
-    std::vector<Sample> all;
-
-  private:
-    void add(const char* name, const std::string& body, const Call& call, const Expected& expected,
-             std::initializer_list<std::string_view> events) {
-        all.push_back({name, body, call, expected, {events.begin(), events.end()}});
-    }
-
-    // Whole answers.
-    void add_whole() {
-        add("CRLF", framed({kHello, kWorld}), {}, complete("STOP"), {kHello, kWorld});
-        add("LF", replaced(framed({kHello, kWorld}), "\r\n", "\n"), {}, complete("STOP"), {kHello, kWorld});
-        add("CR", replaced(framed({kHello, kWorld}), "\r\n", "\r"), {}, complete("STOP"), {kHello, kWorld});
-        add("no space", "data:" + kWorld + "\n\n", {}, complete("STOP"), {kWorld});
-        add("byte order mark", "\xEF\xBB\xBF" + framed({kWorld}), {}, complete("STOP"), {kWorld});
-        add("no final blank line", framed({kHello}) + "data: " + kWorld, {}, complete("STOP"), {kHello, kWorld});
-        add("half a final blank line", framed({kHello}) + "data: " + kWorld + "\r\n", {}, complete("STOP"),
-            {kHello, kWorld});
-        add("comments, ids and blank data between",
-            ": hi\n\nid: 1\nevent: x\ndata: " + kHello + "\n\ndata:\n\nretry: 5\n\ndata:  \n\n" + framed({kWorld}) +
-                ": bye",
-            {}, complete("STOP"), {kHello, kWorld});
-        add("several data lines", "data: {\"candidates\":\ndata: [{\"finishReason\": \"STOP\"}]}\n\n", {},
-            complete("STOP"), {"{\"candidates\":\n[{\"finishReason\": \"STOP\"}]}"});
-        add("spaces in an open line", "data:      " + kWorld + "  \n\n", {}, complete("STOP"),
-            {"     " + kWorld + "  "});
-        add("T32: STOP in every event",
-            framed({event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")}), {}, complete("STOP"),
-            {event_with("a", "STOP"), event_with("b", "STOP"), event_with("c", "STOP")});
-        add("an event without a reason after STOP", framed({kWorld, kNothingNew}), {}, complete("STOP"),
-            {kWorld, kNothingNew});
-        add("T31: a last event with a reason only", framed({kHello, kReasonOnly}), {}, complete("STOP"),
-            {kHello, kReasonOnly});
-        add("T36: MAX_TOKENS without parts", framed({R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"}), {},
-            complete("MAX_TOKENS"), {R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})"});
-        add("T36: STOP, then RECITATION", framed({kWorld, event_with("", "RECITATION")}), {}, complete("RECITATION"),
-            {kWorld, event_with("", "RECITATION")});
-        add("T36: a blocked prompt", framed({kBlocked}), {}, complete("SAFETY"), {kBlocked});
-        add("T36: blocked after text", framed({kHello, kBlocked}), {}, complete("SAFETY"), {kHello, kBlocked});
-        add("a reason of the future", framed({event_with("x", "TOO_BRIGHT")}), {}, complete("TOO_BRIGHT"),
-            {event_with("x", "TOO_BRIGHT")});
-        add("unary", kPretty, kUnary, complete("STOP"), {kPretty});
-        add("unary, blocked", kBlocked, kUnary, complete("SAFETY"), {kBlocked});
-    }
-
-    // Answers that end too early.
-    void add_cut() {
-        add("T30: no reason", framed({kHello, kHello}), {}, cut_short(), {kHello, kHello});
-        add("a reason that is none", framed({event_with("x", "FINISH_REASON_UNSPECIFIED")}), {}, cut_short(),
-            {event_with("x", "FINISH_REASON_UNSPECIFIED")});
-        add("cut within an event", framed({kHello}) + "data: " + kWorld.substr(0, 60), {}, cut_short(), {kHello});
-        add("cut within an event after STOP", framed({kWorld}) + "data: " + kHello.substr(0, 60), {},
-            {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"}, {kWorld});
-        add("cut within a field name after STOP", framed({kWorld}) + "dat", {},
-            {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"}, {kWorld});
-        add("broken after STOP", framed({kHello, kWorld}), kBroken, {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"},
-            {kHello, kWorld});
-        add("broken before the final blank line", framed({kHello}) + "data: " + kWorld, kBroken, cut_short(), {kHello});
-        add("broken before any event", "data: " + kHello.substr(0, 60), kBroken,
-            {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
-        add("broken at once", "", kBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
-        add("unary without a reason", kHello, kUnary, cut_short(), {kHello});
-        add("unary, broken", kWorld, kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED}, {});
-        add("unary, broken within", kWorld.substr(0, 40), kUnaryBroken, {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED},
-            {});
-    }
-
-    // Error documents with status 200.
-    void add_errors_inside() {
-        add("T33: an error in an event", framed({kHello, kOverloaded}), {}, upstream_error(503), {kHello});
-        add("T33: an error in an event after STOP", framed({kWorld, kOverloaded}), {}, upstream_error(503), {kWorld});
-        add("T33: an error in an event, then cut", framed({kHello, kOverloaded}), kBroken, upstream_error(503),
-            {kHello});
-        add("an error in a last event without a blank line",
-            framed({kHello}) + "data: " + replaced(kOverloaded, "\n", ""), kBroken, upstream_error(503), {kHello});
-        add("half an error in an event", framed({kHello}) + "data: {\"error\": {\"code\": 503,\"mess", kBroken,
-            upstream_error(503), {kHello});
-        add("a bare error", framed({kHello}) + kOverloaded, {}, upstream_error(503), {kHello});
-        add("a bare error after STOP", framed({kWorld}) + kOverloaded, {}, upstream_error(503), {kWorld});
-        add("a bare error after STOP, broken", framed({kWorld}) + kOverloaded, kBroken, upstream_error(503), {kWorld});
-        add("a bare error without a final line end", framed({kHello}) + kOverloaded.substr(0, kOverloaded.size() - 1),
-            {}, upstream_error(503), {kHello});
-        add("a bare error with CRLF", framed({kHello}) + replaced(kOverloaded, "\n", "\r\n"), {}, upstream_error(503),
-            {kHello});
-        add("a bare error in one line", framed({kHello}) + R"({"error":{"code":503}})", {}, upstream_error(503),
-            {kHello});
-        add("a bare error right behind an event's line", "data: " + kHello + "\n" + kOverloaded, {},
-            upstream_error(503), {kHello});
-        add("a bare error behind half an event", "data: " + kHello.substr(0, 50) + "\n" + kOverloaded, {},
-            upstream_error(503), {});
-        add("a bare error behind spaces", framed({kHello}) + "\n  \t" + kOverloaded, {}, upstream_error(503), {kHello});
-        add("a bare error, then more events", framed({kHello}) + kOverloaded + "\n\n" + framed({kWorld}), {},
-            upstream_error(503), {kHello});
-        add("half a bare error", framed({kHello}) + kOverloaded.substr(0, 50), {}, upstream_error(503), {kHello});
-        add("half a bare error, broken", framed({kHello}) + kOverloaded.substr(0, 50), kBroken, upstream_error(503),
-            {kHello});
-        add("an error in an array", framed({kHello}) + "[" + kOverloaded + "]", {}, upstream_error(503), {kHello});
-        add("an error in an array in an event", framed({kHello, "[" + kOverloaded + "]"}), {}, upstream_error(503),
-            {kHello});
-        add("T35: nothing but an error", kQuota, {}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {});
-        add("T35: nothing but an error, unary", kQuota, kUnary,
-            {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000}, {});
-        add("T35: nothing but an error in an array, unary", "[" + kOverloaded + "]", kUnary, upstream_error(503), {});
-        add("half an error, unary", kOverloaded.substr(0, 50), kUnaryBroken, upstream_error(503), {});
-        add("an error without a code", framed({R"({"error":{"message":"no"}})"}), {}, upstream_error(200), {});
-        add("an error that is a word", framed({R"({"error":"Too many requests"})"}), {}, upstream_error(200), {});
-    }
-
-    // HTTP errors.
-    void add_http_errors() {
-        add("T37: HTTP 429", kQuota, {.http_status = 429}, {GCOALESCE_FAILED, GCOALESCE_RATE_LIMITED, "", 429, 36000},
-            {});
-        add("HTTP 400, bad key", kBadKey, {.http_status = 400}, key_refused(400), {});
-        add("HTTP 503", kOverloaded, {.http_status = 503}, upstream_error(503), {});
-        add("HTTP 503, broken", kOverloaded.substr(0, 20), {.http_status = 503, .clean = false}, upstream_error(503),
-            {});
-        add("HTTP 503, another code inside", kQuota, {.http_status = 503},
-            {GCOALESCE_FAILED, GCOALESCE_UPSTREAM_ERROR, "", 503, 36000}, {});
-        add("HTTP 404, a page", kHtml, {.http_status = 404}, upstream_error(404), {});
-        add("HTTP 401, empty", "", {.http_status = 401}, key_refused(401), {});
-        add("HTTP 500 with an answer", framed({kWorld}), {.http_status = 500}, upstream_error(500), {});
-        add("HTTP 302", "", {.http_status = 302}, upstream_error(302), {});
-    }
-
-    // No answers.
-    void add_none() {
-        add("empty", "", {}, bad_answer(), {});
-        add("blank", "\r\n \r\n", {}, bad_answer(), {});
-        add("empty, unary", "", kUnary, bad_answer(), {});
-        add("blank, unary", " \n", kUnary, bad_answer(), {});
-        add("a page", kHtml, {}, bad_answer(), {});
-        add("a page, unary", kHtml, kUnary, bad_answer(), {});
-        add("comments only", ": hi\n\n: ho\n\n", {}, bad_answer(), {});
-        add("cut within the first event", "data: " + kHello.substr(0, 60), {}, bad_answer(), {});
-        add("a unary answer to a stream call", kWorld, {}, bad_answer(), {});
-        add("an array of answers", kArray, {}, bad_answer(), {});
-        add("an array of answers, unary", kArray, kUnary, bad_answer(), {});
-        add("an array of answers after events", framed({kHello}) + kArray, {}, bad_answer(), {kHello});
-        add("a stream to a unary call", framed({kWorld}), kUnary, bad_answer(), {});
-        add("another document, unary", R"({"totalTokens": 258})", kUnary, bad_answer(), {});
-        add("two documents, unary", kWorld + kWorld, kUnary, bad_answer(), {});
-        add("bare words that begin like JSON", framed({kHello}) + "{nonsense", {}, bad_answer(), {kHello});
-        add("an event that is no JSON", framed({kHello, "nonsense", kWorld}), {}, bad_answer(), {kHello});
-        add("an event that is half JSON", framed({kHello, kWorld.substr(0, 60)}), {}, bad_answer(), {kHello});
-        add("an event that is a number", framed({kHello, "5"}), {}, bad_answer(), {kHello});
-        add("an event that is an array", framed({kHello, "[" + kWorld + "]"}), {}, bad_answer(), {kHello});
-        add("an event of two documents", framed({kHello, kWorld + kWorld}), {}, bad_answer(), {kHello});
-        add("OpenAI's end mark", framed({kWorld, "[DONE]"}), {}, bad_answer(), {kWorld});
-        add("a NUL behind an event", framed({kHello, kWorld + std::string(1, '\0')}), {}, bad_answer(), {kHello});
-        add("a byte order mark in an event", framed({kHello, "\xEF\xBB\xBF" + kWorld}), {}, bad_answer(), {kHello});
-        add("an event that is no UTF-8", framed({kHello, event_with("caf\xE9", "STOP")}), {}, bad_answer(), {kHello});
-    }
-};
-
-const std::vector<Sample>& samples() {
-    static const Samples made;
-    return made.all;
+// The documents that the samples are made of, by name.
+const std::map<std::string, std::string, std::less<>>& documents() {
+    static const auto made = [] {
+        std::map<std::string, std::string, std::less<>> all;
+        all["hello"] = kHello;
+        all["world"] = kWorld;
+        all["bare stop"] = kReasonOnly;
+        all["blocked"] = kBlocked;
+        all["overloaded"] = kOverloaded;
+        all["overloaded crlf"] = replaced(kOverloaded, "\n", "\r\n");
+        all["overloaded line"] = replaced(kOverloaded, "\n", "");
+        all["quota"] = kQuota;
+        all["bad key"] = kBadKey;
+        all["html"] = kHtml;
+        all["array"] = kArray;
+        all["a stop"] = event_with("a", "STOP");
+        all["recitation"] = event_with("", "RECITATION");
+        all["future"] = event_with("x", "TOO_BRIGHT");
+        all["unspecified"] = event_with("x", "FINISH_REASON_UNSPECIFIED");
+        all["no utf-8"] = event_with("caf\xE9", "STOP");
+        all["nul"] = kWorld + '\0';
+        all["bom"] = "\xEF\xBB\xBF" + kWorld;
+        all["two"] = kWorld + kWorld;
+        all["in array"] = "[" + kWorld + "]";
+        all["overloaded in array"] = "[" + kOverloaded + "]";
+        all["max tokens"] = R"({"candidates": [{"finishReason": "MAX_TOKENS"}]})";
+        all["nothing new"] = R"({"candidates": [{"content": {},"index": 0}],"turnToken": "x"})";
+        all["lines"] = "{\"candidates\":\n[{\"finishReason\": \"STOP\"}]}";
+        all["padded"] = "     " + kWorld + "  ";
+        all["pretty"] = "{\n  \"candidates\": [\n    {\n      \"finishReason\": \"STOP\"\n    }\n  ]\n}\n";
+        all["count"] = R"({"totalTokens": 258})";
+        all["no code"] = R"({"error":{"message":"no"}})";
+        all["word"] = R"({"error":"Too many requests"})";
+        all["nonsense"] = "nonsense";
+        all["number"] = "5";
+        all["done"] = "[DONE]";
+        return all;
+    }();
+    return made;
 }
 
+// A sample's body: <name> stands for a document in an event's frame, (name) for the document as it is, (name/50) for
+// its first 50 bytes; all else stands for itself.
+std::string body_of(std::string_view recipe) {
+    std::string body;
+    for (std::size_t at = 0; at < recipe.size();) {
+        if (recipe[at] != '<' && recipe[at] != '(') {
+            body += recipe[at++];
+            continue;
+        }
+        const std::size_t end = recipe.find_first_of(">)", at);
+        const std::string_view name = recipe.substr(at + 1, end - at - 1);
+        const std::size_t slash = name.find('/');
+        const std::string& document = documents().find(name.substr(0, slash))->second;
+        const std::string part = slash == std::string_view::npos
+                                     ? document
+                                     : document.substr(0, std::stoul(std::string(name.substr(slash + 1))));
+        body += recipe[at] == '<' ? frame_sse(part) : part;
+        at = end + 1;
+    }
+    return body;
+}
+
+struct Sample {
+    std::string_view name;
+    std::string_view recipe;
+    Call call;
+    Expected expected;
+    std::array<std::string_view, 3> events; // their documents' names
+};
+
+constexpr Call kStream;
+constexpr Call kUnary = {.method = Method::unary};
+constexpr Call kBroken = {.clean = false};
+constexpr Call kUnaryBroken = {.method = Method::unary, .clean = false};
+constexpr Call http(int status, bool clean = true) {
+    return {.http_status = status, .clean = clean};
+}
+
+constexpr Expected kCutAfterStop = {GCOALESCE_TRUNCATED, GCOALESCE_CUT_SHORT, "STOP"};
+constexpr Expected kConnectFailed = {GCOALESCE_FAILED, GCOALESCE_CONNECT_FAILED};
+
+constexpr Sample kSamples[] = {
+    // Whole answers.
+    {"CRLF", "<hello><world>", kStream, complete("STOP"), {"hello", "world"}},
+    {"LF", "data: (hello)\n\ndata: (world)\n\n", kStream, complete("STOP"), {"hello", "world"}},
+    {"CR", "data: (hello)\r\rdata: (world)\r\r", kStream, complete("STOP"), {"hello", "world"}},
+    {"no space", "data:(world)\n\n", kStream, complete("STOP"), {"world"}},
+    {"byte order mark", "\xEF\xBB\xBF<world>", kStream, complete("STOP"), {"world"}},
+    {"no final blank line", "<hello>data: (world)", kStream, complete("STOP"), {"hello", "world"}},
+    {"half a final blank line", "<hello>data: (world)\r\n", kStream, complete("STOP"), {"hello", "world"}},
+    {"comments, ids and blank data between",
+     ": hi\n\nid: 1\nevent: x\ndata: (hello)\n\ndata:\n\nretry: 5\n\ndata:  \n\n<world>: bye",
+     kStream,
+     complete("STOP"),
+     {"hello", "world"}},
+    {"several data lines",
+     "data: {\"candidates\":\ndata: [{\"finishReason\": \"STOP\"}]}\n\n",
+     kStream,
+     complete("STOP"),
+     {"lines"}},
+    {"spaces in an open line", "data:      (world)  \n\n", kStream, complete("STOP"), {"padded"}},
+    {"T32: STOP in every event", "<a stop><a stop><world>", kStream, complete("STOP"), {"a stop", "a stop", "world"}},
+    {"an event without a reason after STOP",
+     "<world><nothing new>",
+     kStream,
+     complete("STOP"),
+     {"world", "nothing new"}},
+    {"T31: a last event with a reason only", "<hello><bare stop>", kStream, complete("STOP"), {"hello", "bare stop"}},
+    {"T36: MAX_TOKENS without parts", "<max tokens>", kStream, complete("MAX_TOKENS"), {"max tokens"}},
+    {"T36: STOP, then RECITATION", "<world><recitation>", kStream, complete("RECITATION"), {"world", "recitation"}},
+    {"T36: a blocked prompt", "<blocked>", kStream, complete("SAFETY"), {"blocked"}},
+    {"T36: blocked after text", "<hello><blocked>", kStream, complete("SAFETY"), {"hello", "blocked"}},
+    {"a reason of the future", "<future>", kStream, complete("TOO_BRIGHT"), {"future"}},
+    {"unary", "(pretty)", kUnary, complete("STOP"), {"pretty"}},
+    {"unary, blocked", "(blocked)", kUnary, complete("SAFETY"), {"blocked"}},
+
+    // Answers that end too early.
+    {"T30: no reason", "<hello><hello>", kStream, cut_short(), {"hello", "hello"}},
+    {"a reason that is none", "<unspecified>", kStream, cut_short(), {"unspecified"}},
+    {"cut within an event", "<hello>data: (world/60)", kStream, cut_short(), {"hello"}},
+    {"cut within an event after STOP", "<world>data: (hello/60)", kStream, kCutAfterStop, {"world"}},
+    {"cut within a field name after STOP", "<world>dat", kStream, kCutAfterStop, {"world"}},
+    {"broken after STOP", "<hello><world>", kBroken, kCutAfterStop, {"hello", "world"}},
+    {"broken before the final blank line", "<hello>data: (world)", kBroken, cut_short(), {"hello"}},
+    {"broken before any event", "data: (hello/60)", kBroken, kConnectFailed, {}},
+    {"broken at once", "", kBroken, kConnectFailed, {}},
+    {"unary without a reason", "(hello)", kUnary, cut_short(), {"hello"}},
+    {"unary, broken", "(world)", kUnaryBroken, kConnectFailed, {}},
+    {"unary, broken within", "(world/40)", kUnaryBroken, kConnectFailed, {}},
+
+    // Error documents with status 200.
+    {"T33: an error in an event", "<hello><overloaded>", kStream, upstream_error(503), {"hello"}},
+    {"T33: an error in an event after STOP", "<world><overloaded>", kStream, upstream_error(503), {"world"}},
+    {"T33: an error in an event, then cut", "<hello><overloaded>", kBroken, upstream_error(503), {"hello"}},
+    {"an error in a last event without a blank line",
+     "<hello>data: (overloaded line)",
+     kBroken,
+     upstream_error(503),
+     {"hello"}},
+    {"half an error in an event", "<hello>data: (overloaded line/40)", kStream, upstream_error(503), {"hello"}},
+    {"half an error in an event, broken", "<hello>data: (overloaded line/40)", kBroken, upstream_error(503), {"hello"}},
+    {"a bare error", "<hello>(overloaded)", kStream, upstream_error(503), {"hello"}},
+    {"a bare error after STOP", "<world>(overloaded)", kStream, upstream_error(503), {"world"}},
+    {"a bare error after STOP, broken", "<world>(overloaded)", kBroken, upstream_error(503), {"world"}},
+    {"a bare error with CRLF", "<hello>(overloaded crlf)", kStream, upstream_error(503), {"hello"}},
+    {"a bare error in one line", "<hello>(overloaded line)", kStream, upstream_error(503), {"hello"}},
+    {"a bare error right behind an event's line",
+     "data: (hello)\n(overloaded)",
+     kStream,
+     upstream_error(503),
+     {"hello"}},
+    {"a bare error behind half an event", "data: (hello/50)\n(overloaded)", kStream, upstream_error(503), {}},
+    {"a bare error behind spaces", "<hello>\n  \t(overloaded)", kStream, upstream_error(503), {"hello"}},
+    {"a bare error, then more events", "<hello>(overloaded)\n\n<world>", kStream, upstream_error(503), {"hello"}},
+    {"half a bare error", "<hello>(overloaded/50)", kStream, upstream_error(503), {"hello"}},
+    {"half a bare error, broken", "<hello>(overloaded/50)", kBroken, upstream_error(503), {"hello"}},
+    {"an error in an array", "<hello>(overloaded in array)", kStream, upstream_error(503), {"hello"}},
+    {"an error in an array in an event", "<hello><overloaded in array>", kStream, upstream_error(503), {"hello"}},
+    {"T35: nothing but an error", "(quota)", kStream, rate_limited(36000), {}},
+    {"T35: nothing but an error, unary", "(quota)", kUnary, rate_limited(36000), {}},
+    {"T35: nothing but an error in an array, unary", "(overloaded in array)", kUnary, upstream_error(503), {}},
+    {"half an error, unary", "(overloaded/50)", kUnaryBroken, upstream_error(503), {}},
+    {"an error without a code", "<no code>", kStream, upstream_error(200), {}},
+    {"an error that is a word", "<word>", kStream, upstream_error(200), {}},
+
+    // HTTP errors.
+    {"T37: HTTP 429", "(quota)", http(429), rate_limited(36000), {}},
+    {"HTTP 400, bad key", "(bad key)", http(400), key_refused(400), {}},
+    {"HTTP 503", "(overloaded)", http(503), upstream_error(503), {}},
+    {"HTTP 503, broken", "(overloaded/20)", http(503, false), upstream_error(503), {}},
+    {"HTTP 503, another code inside",
+     "(quota)",
+     http(503),
+     {GCOALESCE_FAILED, GCOALESCE_UPSTREAM_ERROR, "", 503, 36000},
+     {}},
+    {"HTTP 404, a page", "(html)", http(404), upstream_error(404), {}},
+    {"HTTP 401, empty", "", http(401), key_refused(401), {}},
+    {"HTTP 500 with an answer", "<world>", http(500), upstream_error(500), {}},
+    {"HTTP 302", "", http(302), upstream_error(302), {}},
+
+    // No answers.
+    {"empty", "", kStream, bad_answer(), {}},
+    {"blank", "\r\n \r\n", kStream, bad_answer(), {}},
+    {"empty, unary", "", kUnary, bad_answer(), {}},
+    {"blank, unary", " \n", kUnary, bad_answer(), {}},
+    {"a page", "(html)", kStream, bad_answer(), {}},
+    {"a page, unary", "(html)", kUnary, bad_answer(), {}},
+    {"comments only", ": hi\n\n: ho\n\n", kStream, bad_answer(), {}},
+    {"cut within the first event", "data: (hello/60)", kStream, bad_answer(), {}},
+    {"a unary answer to a stream call", "(world)", kStream, bad_answer(), {}},
+    {"an array of answers", "(array)", kStream, bad_answer(), {}},
+    {"an array of answers, unary", "(array)", kUnary, bad_answer(), {}},
+    {"an array of answers after events", "<hello>(array)", kStream, bad_answer(), {"hello"}},
+    {"a stream to a unary call", "<world>", kUnary, bad_answer(), {}},
+    {"another document, unary", "(count)", kUnary, bad_answer(), {}},
+    {"two documents, unary", "(two)", kUnary, bad_answer(), {}},
+    {"bare words that begin like JSON", "<hello>{nonsense", kStream, bad_answer(), {"hello"}},
+    {"an event that is no JSON", "<hello><nonsense><world>", kStream, bad_answer(), {"hello"}},
+    {"an event that is half JSON", "<hello><world/60><world>", kStream, bad_answer(), {"hello"}},
+    {"an event that is a number", "<hello><number>", kStream, bad_answer(), {"hello"}},
+    {"an event that is an array", "<hello><in array>", kStream, bad_answer(), {"hello"}},
+    {"an event of two documents", "<hello><two>", kStream, bad_answer(), {"hello"}},
+    {"OpenAI's end mark", "<world><done>", kStream, bad_answer(), {"world"}},
+    {"a NUL behind an event", "<hello><nul>", kStream, bad_answer(), {"hello"}},
+    {"a byte order mark in an event", "<hello><bom>", kStream, bad_answer(), {"hello"}},
+    {"an event that is no UTF-8", "<hello><no utf-8>", kStream, bad_answer(), {"hello"}},
+};
+
 TEST_CASE("Each wire shape has its outcome, cut at every byte") {
-    for (const Sample& sample : samples()) {
-        INFO(sample.name << "\n" << sample.body);
-        const Answer whole = read_any(sample.body, sample.call);
-        CHECK(whole.events == sample.events);
+    for (const Sample& sample : kSamples) {
+        const std::string body = body_of(sample.recipe);
+        INFO(sample.name << "\n" << body);
+        const Answer whole = read_any(body, sample.call);
         check(whole, sample.expected);
-        for (std::size_t cut = 0; cut <= sample.body.size(); ++cut) {
+        std::vector<std::string> events;
+        for (const std::string_view name : sample.events) {
+            if (!name.empty()) events.push_back(documents().find(name)->second);
+        }
+        CHECK(whole.events == events);
+        for (std::size_t cut = 0; cut <= body.size(); ++cut) {
             INFO("cut at " << cut);
-            if (!(read(sample.body, sample.call, {cut}) == whole))
-                CHECK(read(sample.body, sample.call, {cut}) == whole);
+            CHECK((read(body, sample.call, {cut}) == whole));
         }
     }
 }
@@ -835,8 +868,7 @@ TEST_CASE("Any bytes have one outcome in any pieces, and crash nothing") {
                                              "\\u00"};
     int complete_ones = 0;
     for (int round = 0; round < 6000; ++round) {
-        const Sample& sample = samples()[random() % samples().size()];
-        std::string body = sample.body;
+        std::string body = body_of(kSamples[random() % std::size(kSamples)].recipe);
         if (round % 8 == 0) {
             body.clear();
             for (std::size_t i = random() % 30; i > 0; --i) body += tokens[random() % tokens.size()];
@@ -846,7 +878,7 @@ TEST_CASE("Any bytes have one outcome in any pieces, and crash nothing") {
         }
         for (std::size_t changes = random() % 4; changes > 0; --changes) {
             const std::size_t at = body.empty() ? 0 : random() % body.size();
-            const std::string& other = samples()[random() % samples().size()].body;
+            const std::string other = body_of(kSamples[random() % std::size(kSamples)].recipe);
             switch (random() % 6) {
             case 0: body.erase(at, 1 + random() % 20); break;
             case 1: body.insert(at, tokens[random() % tokens.size()]); break;
