@@ -100,10 +100,18 @@ struct CurlCall {
     Headers headers;
     Easy easy; // before it goes, it is taken out of the multi handle
     char error[CURL_ERROR_SIZE] = {};
+    bool begun = false;
     bool sent = false;
     bool head = false;
 
     // libcurl's callbacks. Whoever is told something may destroy the call: `events` is loaded anew each time.
+
+    // libcurl would send a request again, unasked and uncounted, where a kept connection broke before an answer, and
+    // upstream may have begun to work on the first one. Whether to try again is the producer's to decide.
+    static int on_request(void* self, char*, char*, int, int) {
+        auto& call = *static_cast<CurlCall*>(self);
+        return std::exchange(call.begun, true) ? CURL_PREREQFUNC_ABORT : CURL_PREREQFUNC_OK;
+    }
 
     static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t uploaded) {
         auto& call = *static_cast<CurlCall*>(self);
@@ -137,6 +145,8 @@ struct CurlCall {
     }
 
     Error why(CURLcode code) const {
+        if (code == CURLE_ABORTED_BY_CALLBACK) // by on_request: in every other case nobody asks why
+            return {GCOALESCE_CONNECT_FAILED, "upstream closed a kept connection instead of answering", 0};
         std::string message = fmt::format("upstream: {}", curl_easy_strerror(code));
         if (error[0] != '\0') message += fmt::format(" ({})", error);
         return {GCOALESCE_CONNECT_FAILED, std::move(message), 0};
@@ -222,6 +232,7 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         set(CURLOPT_ACCEPT_ENCODING, ""); // all that libcurl decodes
         set(CURLOPT_POST, 1L);
         set(CURLOPT_NOPROGRESS, 0L);
+        set(CURLOPT_PREREQFUNCTION, &CurlCall::on_request);
         set(CURLOPT_XFERINFOFUNCTION, &CurlCall::on_progress);
         set(CURLOPT_HEADERFUNCTION, &CurlCall::on_header);
         set(CURLOPT_WRITEFUNCTION, &CurlCall::on_body);
@@ -249,6 +260,7 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body->data());
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(call->body->size()));
         curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, call->error);
+        curl_easy_setopt(easy, CURLOPT_PREREQDATA, call.get());
         curl_easy_setopt(easy, CURLOPT_XFERINFODATA, call.get());
         curl_easy_setopt(easy, CURLOPT_HEADERDATA, call.get());
         curl_easy_setopt(easy, CURLOPT_WRITEDATA, call.get());

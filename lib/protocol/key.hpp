@@ -12,12 +12,12 @@ namespace gcoalesce {
 
 // All that decides whether two requests ask the same. Views: the caller keeps the texts.
 struct KeyParts {
-    std::string_view realm = "";            // "": everyone shares
+    std::string_view realm = ""; // "": everyone shares
     std::string_view template_id = "default";
     std::uint64_t template_revision = 1;
-    std::string_view model;                 // resolve_model()'s form
+    std::string_view model; // resolve_model()'s form
     Method method = Method::stream;
-    std::string_view canonical_body;        // canonical_request()'s form
+    std::string_view canonical_body; // canonical_request()'s form
 };
 
 // SHA-256 over the parts in a versioned, unambiguous encoding. Thread-safe.

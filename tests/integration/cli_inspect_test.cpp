@@ -224,7 +224,7 @@ TEST_CASE("16b: no broker, no permission and another layout are three sentences 
     }
 }
 
-TEST_CASE("--version tells this program's versions, and with -v the broker's") {
+TEST_CASE("gcoalesce --version tells this program's versions, and with -v the broker's") {
     const Segment segment;
     const Ran own = segment.run({"--version"});
     CHECK(own.out.starts_with("gcoalesce 0."));

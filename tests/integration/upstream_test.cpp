@@ -175,30 +175,34 @@ using Order = std::vector<std::string>;
 
 } // namespace
 
-// ---- what goes upstream
-// ----------------------------------------------------------------------------------------------
+// ---- what goes upstream ---------------------------------------------------------------------------------------------
 
 TEST_CASE("The request on the wire is Gemini's: path, key, type, body byte for byte, and no Expect") {
     RawServer server(kBody, kEmptyOk, false);
     Bench bench(server.url() + "/");
     bench.upstream->set_key(ApiKey("test-key-1"));
-    Recorder call;
-    const auto [method, model, line] = GENERATE(table<Method, std::string, std::string>(
-        {{Method::stream, "gemini-2.5-flash", "POST /v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse"},
-         {Method::unary, "gemini-2.5-pro", "POST /v1beta/models/gemini-2.5-pro:generateContent"},
-         {Method::unary, "tunedModels/mine", "POST /v1beta/tunedModels/mine:generateContent"}}));
-    bench.start(call, kBody, method, model);
-    bench.finish(call);
-    const std::string& request = server.request();
-    CHECK_THAT(request, Catch::StartsWith(line + " HTTP/1.1\r\n"));
-    CHECK_THAT(request, Catch::Contains("\r\nx-goog-api-key: test-key-1\r\n"));
-    CHECK_THAT(request, Catch::Contains("\r\ncontent-type: application/json\r\n"));
-    CHECK_THAT(request, Catch::Contains("\r\nUser-Agent: gcoalesce/"));
-    CHECK_THAT(request, Catch::Contains("\r\nAccept-Encoding: ") && Catch::Contains("gzip"));
-    CHECK_THAT(request, Catch::EndsWith(std::string("\r\n\r\n") + kBody));
-    CHECK_THAT(request, !Catch::Contains("\r\nExpect:"));
-    CHECK(call.clean);
-    CHECK(call.order == Order{"sent", "head", "done"});
+    struct Row {
+        Method method;
+        const char *model, *line;
+    };
+    for (const Row& row :
+         {Row{Method::stream, "gemini-2.5-flash", "POST /v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse"},
+          Row{Method::unary, "gemini-2.5-pro", "POST /v1beta/models/gemini-2.5-pro:generateContent"},
+          Row{Method::unary, "tunedModels/mine", "POST /v1beta/tunedModels/mine:generateContent"}}) {
+        Recorder call;
+        bench.start(call, kBody, row.method, row.model);
+        bench.finish(call);
+        const std::string& request = server.request();
+        CHECK_THAT(request, Catch::StartsWith(std::string(row.line) + " HTTP/1.1\r\n"));
+        CHECK_THAT(request, Catch::Contains("\r\nx-goog-api-key: test-key-1\r\n"));
+        CHECK_THAT(request, Catch::Contains("\r\ncontent-type: application/json\r\n"));
+        CHECK_THAT(request, Catch::Contains("\r\nUser-Agent: gcoalesce/"));
+        CHECK_THAT(request, Catch::Contains("\r\nAccept-Encoding: ") && Catch::Contains("gzip"));
+        CHECK_THAT(request, Catch::EndsWith(std::string("\r\n\r\n") + kBody));
+        CHECK_THAT(request, !Catch::Contains("\r\nExpect:"));
+        CHECK(call.clean);
+        CHECK(call.order == Order{"sent", "head", "done"});
+    }
 }
 
 TEST_CASE("A key that is set later goes with the calls that start later; without one no header goes") {
@@ -275,24 +279,27 @@ TEST_CASE("What is no URL for an upstream is refused, and so is a CA file that c
 
 TEST_CASE("Without a key only plain http to this machine may be called") {
     asio::io_context loop;
-    const auto [url, needed] = GENERATE(table<std::string, bool>({{"https://generativelanguage.googleapis.com", true},
-                                                                  {"https://127.0.0.1:1", true},
-                                                                  {"http://example.org", true},
-                                                                  {"http://127.0.0.1.example.org", true},
-                                                                  {"http://10.0.0.1", true},
-                                                                  {"http://localhost:8080", false},
-                                                                  {"http://127.0.0.1:8080", false},
-                                                                  {"http://127.1.2.3/prefix", false},
-                                                                  {"http://[::1]:8080", false}}));
-    CAPTURE(url);
-    const auto upstream = CurlUpstream::create(loop, Bench::with_url(url)).value();
-    CHECK(upstream->needs_key() == needed);
-    upstream->set_key(ApiKey("k"));
-    CHECK_FALSE(upstream->needs_key());
+    const auto needs_key = [&](const char* url) {
+        const auto upstream = CurlUpstream::create(loop, Bench::with_url(url)).value();
+        const bool needed = upstream->needs_key();
+        upstream->set_key(ApiKey("k"));
+        CHECK_FALSE(upstream->needs_key());
+        return needed;
+    };
+    for (const char* url :
+         {"https://generativelanguage.googleapis.com", "https://127.0.0.1:1", "http://example.org",
+          "http://127.0.0.1.example.org", "http://localhost.example.org", "http://10.0.0.1", "http://[2001:db8::1]"}) {
+        INFO(url);
+        CHECK(needs_key(url));
+    }
+    for (const char* url :
+         {"http://localhost:8080", "http://127.0.0.1:8080", "http://127.1.2.3/prefix", "http://[::1]:8080"}) {
+        INFO(url);
+        CHECK_FALSE(needs_key(url));
+    }
 }
 
-// ---- what comes back
-// -------------------------------------------------------------------------------------------------
+// ---- what comes back ------------------------------------------------------------------------------------------------
 
 TEST_CASE("A stream arrives whole, in order, and ends cleanly") {
     Sim sim;
@@ -328,59 +335,71 @@ TEST_CASE("An HTTP error arrives with its status, its Retry-After and its body")
 }
 
 TEST_CASE("A Retry-After as a date counts from now, and an absurd one is a day") {
-    const auto [value, least, most] = GENERATE(
-        table<std::string, std::int64_t, std::int64_t>({{"Fri, 01 Jan 2100 00:00:00 GMT", 86'400'000, 86'400'000},
-                                                        {"999999999999", 86'400'000, 86'400'000},
-                                                        {"Mon, 01 Jan 2001 00:00:00 GMT", 0, 0},
-                                                        {"soon", 0, 0},
-                                                        {"7", 7000, 7000}}));
-    RawServer server(kBody, fmt::format("HTTP/1.1 503 X\r\nRetry-After: {}\r\nContent-Length: 0\r\n\r\n", value), true);
-    Bench bench(server.url());
-    Recorder call;
-    bench.start(call, kBody);
-    bench.finish(call);
-    CAPTURE(value);
-    CHECK(call.status == 503);
-    CHECK(call.retry_after_ms >= least);
-    CHECK(call.retry_after_ms <= most);
+    struct Row {
+        const char* value;
+        std::int64_t expected_ms;
+    };
+    for (const Row& row : {Row{"7", 7000}, Row{"Fri, 01 Jan 2100 00:00:00 GMT", 86'400'000},
+                           Row{"Mon, 01 Jan 2001 00:00:00 GMT", 0}, Row{"999999999999", 86'400'000}, Row{"soon", 0}}) {
+        RawServer server(
+            kBody, fmt::format("HTTP/1.1 503 X\r\nRetry-After: {}\r\nContent-Length: 0\r\n\r\n", row.value), true);
+        Bench bench(server.url());
+        Recorder call;
+        bench.start(call, kBody);
+        bench.finish(call);
+        INFO(row.value);
+        CHECK(call.status == 503);
+        CHECK(call.retry_after_ms == row.expected_ms);
+    }
 }
 
 TEST_CASE("Redirects are not followed, interim responses are passed over, compressed bodies are decoded") {
-    const auto [response, status, body] = GENERATE(table<std::string, int, std::string>(
-        {{"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n", 302, ""},
-         {"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 200, "hi"},
-         {std::string("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 22\r\n\r\n") +
-              std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03\xcb\xc8\x04\0\xac\x2a\x93\xd8\x02\0\0\0", 22),
-          200, "hi"}}));
-    RawServer server(kBody, response, false);
-    Bench bench(server.url());
-    Recorder call;
-    bench.start(call, kBody);
-    bench.finish(call);
-    CHECK(call.clean);
-    CHECK(call.error.message == "");
-    CHECK(call.status == status);
-    CHECK(call.body == body);
-    CHECK(std::count(call.order.begin(), call.order.end(), "head") == 1);
+    struct Row {
+        std::string response;
+        int status;
+        const char* body;
+    };
+    const std::string zipped("\x1f\x8b\x08\0\0\0\0\0\0\x03\xcb\xc8\x04\0\xac\x2a\x93\xd8\x02\0\0\0", 22);
+    for (const Row& row :
+         {Row{"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n", 302, ""},
+          Row{"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 200, "hi"},
+          Row{"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 22\r\n\r\n" + zipped, 200, "hi"}}) {
+        RawServer server(kBody, row.response, false);
+        Bench bench(server.url());
+        Recorder call;
+        bench.start(call, kBody);
+        bench.finish(call);
+        CHECK(call.clean);
+        CHECK(call.error.message == "");
+        CHECK(call.status == row.status);
+        CHECK(call.body == row.body);
+        CHECK(std::count(call.order.begin(), call.order.end(), "head") == 1);
+    }
 }
 
 TEST_CASE("A connection that breaks is no clean end, and the error tells what happened") {
-    const auto [script, status, events] = GENERATE(table<std::string, int, std::size_t>(
-        {{"reset-after=0", 0, 0}, {"reset-after=2", 200, 2}, {"cut-after=0", 200, 0}, {"cut-after=3", 200, 3}}));
     Sim sim;
     Bench bench(sim.url());
-    Recorder call;
-    bench.ask(call, fmt::format("hello [sim {}]", script));
-    CAPTURE(script, call.error.message);
-    CHECK_FALSE(call.clean);
-    CHECK(call.error.code == GCOALESCE_CONNECT_FAILED);
-    CHECK_THAT(call.error.message, Catch::StartsWith("upstream: "));
-    CHECK(call.error.message.find('\n') == std::string::npos);
-    CHECK(call.status == status);
-    CHECK(call.events() == events);
-    Recorder next;
-    bench.ask(next, "hello");
-    CHECK(next.clean);
+    struct Row {
+        const char* script;
+        int status;
+        std::size_t events;
+    };
+    for (const Row& row : {Row{"reset-after=0", 0, 0}, Row{"reset-after=2", 200, 2}, Row{"cut-after=0", 200, 0},
+                           Row{"cut-after=3", 200, 3}}) {
+        Recorder call;
+        bench.ask(call, fmt::format("hello [sim {}]", row.script));
+        INFO(row.script << ": " << call.error.message);
+        CHECK_FALSE(call.clean);
+        CHECK(call.error.code == GCOALESCE_CONNECT_FAILED);
+        CHECK_THAT(call.error.message, Catch::StartsWith("upstream: "));
+        CHECK(call.error.message.find('\n') == std::string::npos);
+        CHECK(call.status == row.status);
+        CHECK(call.events() == row.events);
+        Recorder next;
+        bench.ask(next, "hello");
+        CHECK(next.clean);
+    }
 }
 
 TEST_CASE("A body that is shorter than its Content-Length is no clean end") {
@@ -465,8 +484,7 @@ TEST_CASE("300 calls at once are all answered") {
     CHECK(count(sim, "calls") == 300);
 }
 
-// ---- cancelling
-// ------------------------------------------------------------------------------------------------------
+// ---- cancelling -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("A call that is destroyed while upstream hangs is over there too") {
     const std::string script = GENERATE("hang-after=0", "hang-after=2");
@@ -532,11 +550,11 @@ TEST_CASE("Another call may be destroyed or started from within an event") {
 TEST_CASE("Calls that are started and destroyed at random leave the others alone") {
     Sim sim;
     Bench bench(sim.url());
-    std::mt19937 random(GENERATE(1u, 2u, 3u));
+    std::mt19937 random(GENERATE(1u, 2u));
     constexpr std::size_t kAtOnce = 20;
     std::vector<std::unique_ptr<Recorder>> calls;
     int finished = 0;
-    for (int round = 0; finished < 200; ++round) {
+    for (int round = 0; finished < 100; ++round) {
         while (calls.size() < kAtOnce) {
             auto& call = *calls.emplace_back(std::make_unique<Recorder>());
             constexpr const char* scripts[] = {"events=3 gap=1ms", "hang-after=1", "reset-after=1", "cut-after=1",
@@ -574,8 +592,7 @@ TEST_CASE("The upstream can be destroyed while its sockets are being waited for"
     CHECK_FALSE(call.done);
 }
 
-// ---- TLS and HTTP/2
-// --------------------------------------------------------------------------------------------------
+// ---- TLS and HTTP/2 -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -683,47 +700,50 @@ TEST_CASE("Over HTTP/2, a destroyed call ends upstream while its neighbours go o
     CHECK(other.events() == 10);
 }
 
-// ---- with the producer
-// -----------------------------------------------------------------------------------------------
+// ---- with the producer ----------------------------------------------------------------------------------------------
 
 TEST_CASE(
     "T35, T38, T39: producer, real time and real HTTP together: what fails first is retried, never what has begun") {
-    const auto [script, kind, events, calls] =
-        GENERATE(table<std::string, gcoalesce_ending_kind, std::size_t, std::uint64_t>(
-            {{"", GCOALESCE_COMPLETE, 4, 1},
-             {"fail-first=1", GCOALESCE_COMPLETE, 4, 2},
-             {"fail-first=1 reset-after=0", GCOALESCE_COMPLETE, 4, 2},
-             {"fail-first=1 empty", GCOALESCE_COMPLETE, 4, 2},
-             {"fail-first=1 bare-error-after=0", GCOALESCE_COMPLETE, 4, 2},
-             {"status=400", GCOALESCE_FAILED, 0, 1},
-             {"truncate-after=2", GCOALESCE_TRUNCATED, 2, 1},
-             {"cut-after=2", GCOALESCE_TRUNCATED, 2, 1},
-             {"error-after=2", GCOALESCE_FAILED, 2, 1},
-             {"hang-after=2", GCOALESCE_TRUNCATED, 2, 1},
-             {"hang-after=0", GCOALESCE_FAILED, 0, 1}}));
+    struct Row {
+        const char* script;
+        gcoalesce_ending_kind kind;
+        std::size_t events;
+        std::uint64_t calls;
+    };
     Sim sim;
-    Bench bench(sim.url());
-    AsioTimers timers(bench.loop);
-    MemorySegment segment(system_clock());
-    StreamOpening opening;
-    opening.stream_id = 1;
-    const StreamRef stream = segment.store().open(opening, true).value();
-    ProducerLimits limits;
-    if (script.starts_with("hang")) limits.first_event = limits.event_gap = 300 * kMillisecond;
-    std::optional<Outcome> outcome;
-    std::unique_ptr<Producer> producer = std::make_unique<Producer>(
-        segment.store(), *bench.upstream, timers, stream,
-        UpstreamCall{Method::stream, "gemini-2.5-flash",
-                     std::make_shared<const std::string>(prompt_body(fmt::format("hello [sim {}]", script)))},
-        limits, [&](const Outcome& told) {
-            outcome = told;
-            producer.reset();
-        });
-    bench.run_until([&] { return outcome.has_value(); });
-    CAPTURE(script, outcome->message);
-    CHECK(outcome->kind == kind);
-    CHECK(segment.events(stream).size() == events);
-    CHECK(count(sim, "calls") == calls);
-    CHECK(segment.store().counted(Counter::upstream_calls) == calls);
-    run_until_none_in_flight(bench, sim);
+    for (const Row& row :
+         {Row{"", GCOALESCE_COMPLETE, 4, 1}, Row{"fail-first=1", GCOALESCE_COMPLETE, 4, 2},
+          Row{"fail-first=1 reset-after=0", GCOALESCE_COMPLETE, 4, 2},
+          Row{"fail-first=1 empty", GCOALESCE_COMPLETE, 4, 2},
+          Row{"fail-first=1 bare-error-after=0", GCOALESCE_COMPLETE, 4, 2}, Row{"status=400", GCOALESCE_FAILED, 0, 1},
+          Row{"truncate-after=2", GCOALESCE_TRUNCATED, 2, 1}, Row{"cut-after=2", GCOALESCE_TRUNCATED, 2, 1},
+          Row{"error-after=2", GCOALESCE_FAILED, 2, 1}, Row{"hang-after=2", GCOALESCE_TRUNCATED, 2, 1},
+          Row{"hang-after=0", GCOALESCE_FAILED, 0, 1}}) {
+        sim.reset();
+        Bench bench(sim.url());
+        AsioTimers timers(bench.loop);
+        MemorySegment segment(system_clock());
+        StreamOpening opening;
+        opening.stream_id = 1;
+        const StreamRef stream = segment.store().open(opening, true).value();
+        ProducerLimits limits;
+        limits.event_gap = 3 * kSecond;
+        if (row.events == 0) limits.first_event = 300 * kMillisecond; // none comes: no matter how slow the machine is
+        std::optional<Outcome> outcome;
+        std::unique_ptr<Producer> producer = std::make_unique<Producer>(
+            segment.store(), *bench.upstream, timers, stream,
+            UpstreamCall{Method::stream, "gemini-2.5-flash",
+                         std::make_shared<const std::string>(prompt_body(fmt::format("hello [sim {}]", row.script)))},
+            limits, [&](const Outcome& told) {
+                outcome = told;
+                producer.reset();
+            });
+        bench.run_until([&] { return outcome.has_value(); });
+        INFO(row.script << ": " << outcome->message);
+        CHECK(outcome->kind == row.kind);
+        CHECK(segment.events(stream).size() == row.events);
+        CHECK(count(sim, "calls") == row.calls);
+        CHECK(segment.store().counted(Counter::upstream_calls) == row.calls);
+        run_until_none_in_flight(bench, sim);
+    }
 }

@@ -172,7 +172,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_next_span(gcoalesce_subscription* subscri
 GCOALESCE_API int gcoalesce_span_valid(const gcoalesce_subscription* subscription);
 
 /* How the stream ended. Filled up to ending->size bytes, which stays as it was set. GCOALESCE_TIMED_OUT: no call has
- * answered GCOALESCE_END yet. An opening that was refused: its code, and kind, code, retry_ms and message are filled. */
+ * answered GCOALESCE_END yet. An opening that was refused: its code, and kind, code, retry_ms and message are filled.
+ */
 GCOALESCE_API gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending);
 
 /* How the request was served, and what it reads. Filled up to info->size bytes. */
