@@ -512,6 +512,8 @@ bool Store::retire(StreamRef stream) {
     Slot& s = slot(stream);
     if ((s.generation.load(std::memory_order_relaxed) & kClosedToJoiners) == 0) return false;
     if (pins_on(stream.slot) != 0) return false; // look again later
+    for (const auto& lane : lanes_)
+        lane->lane.entry(stream.slot).joins.store(0, std::memory_order_relaxed); // not the next one's
     Private& known = private_[stream.slot];
     log(LogKind::retired, 0, stream, s.committed.load(std::memory_order_relaxed));
     // Free before the identity advances: nobody finds the old stream's facts under the new identity. That advances
@@ -578,19 +580,30 @@ bool Store::reclaim(Wanted wanted) {
         for (const std::uint32_t i : candidates) {
             const StreamRef stream = ref(i);
             const bool was_open = joinable(stream) != Joinable::no;
-            if (close_to_joiners(stream) == 0) return retire(stream);
+            // A late joiner's passing pin may show up at the second look: then another one goes.
+            if (close_to_joiners(stream) == 0 && retire(stream)) return true;
             if (was_open) reopen(stream);
         }
     }
-    std::optional<std::uint32_t> largest; // an eviction frees extents alone
-    for (std::uint32_t i = 0; wanted == Wanted::extents && i < swept_to_; ++i) {
-        const Private& known = private_[i];
-        if (!known.in_use || !known.ended || known.held == 0 || !stalled_only(i, now)) continue;
-        if (!largest || known.held > private_[*largest].held) largest = i;
-    }
-    if (largest) {
-        evict(ref(*largest));
-        return true;
+    if (wanted == Wanted::extents) { // an eviction frees no slot
+        std::vector<std::uint32_t> candidates;
+        for (std::uint32_t i = 0; i < swept_to_; ++i) {
+            const Private& known = private_[i];
+            if (known.in_use && known.ended && known.held != 0 && stalled_only(i, now)) candidates.push_back(i);
+        }
+        std::sort(candidates.begin(), candidates.end(),
+                  [&](std::uint32_t a, std::uint32_t b) { return private_[a].held > private_[b].held; });
+        for (const std::uint32_t i : candidates) {
+            // Decided behind the closing, as everything that rests on who reads: a newcomer has moved (try_join()).
+            const StreamRef stream = ref(i);
+            const bool was_open = joinable(stream) != Joinable::no;
+            close_to_joiners(stream);
+            if (stalled_only(i, now)) {
+                evict(stream);
+                return true;
+            }
+            if (was_open) reopen(stream);
+        }
     }
     return revoke_greediest(now);
 }

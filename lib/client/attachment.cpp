@@ -323,6 +323,7 @@ void Attachment::remember(std::shared_ptr<const Request> request, std::uint64_t 
 
 std::shared_ptr<Pending> Attachment::ask(std::shared_ptr<Pending> pending, bool again) {
     const std::lock_guard lock(mutex_);
+    if (link_) exchange(now()); // a broker that has said goodbye meanwhile is asked nothing more
     pending->id = ++last_id_;
     pending_.emplace(pending->id, pending);
     if (link_) {

@@ -236,7 +236,7 @@ Code Subscription::conclude() {
     ending_.total_tokens = ending.total_tokens;
     put(ending_.finish_reason, sizeof ending_.finish_reason, ending.finish_reason.view());
     put(ending_.message, sizeof ending_.message, ending.message.view());
-    if (!reader_.valid()) {
+    if (!reader_.same_stream()) {
         ending_ = gcoalesce_ending{};
         return finish(GCOALESCE_EVICTED, "this reader stood still for too long, and the broker needed the memory");
     }

@@ -20,6 +20,7 @@ inline std::optional<Joined> try_join(const SegmentView& segment, const Lane& la
     if (!found) return std::nullopt;
     const Slot& slot = segment.slot(found->slot);
     // The joiner's half of the handshake (lane.hpp): the pin first, the generation after.
+    lane.moved(found->slot); // before it: whoever sees the pin sees that its process is no sleeper
     lane.pin(found->slot);
     const bool open = slot.generation.load(std::memory_order_seq_cst) == found->identity << 1;
     if (open) {

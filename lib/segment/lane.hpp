@@ -46,12 +46,8 @@ class Lane {
         pins_[slot].joins.fetch_add(1, std::memory_order_relaxed);
         changed();
     }
-    // A reader of the slot went on: it is not one of those that may be evicted. Only whether the word changed matters,
-    // so a lost increment between two threads is no loss.
-    void moved(std::uint32_t slot) const {
-        Shared<std::uint32_t>& moves = pins_[slot].moves;
-        moves.store(moves.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    }
+    // A reader of the slot went on, or is about to join: it is not one of those that may be evicted.
+    void moved(std::uint32_t slot) const { pins_[slot].moves.fetch_add(1, std::memory_order_relaxed); }
     std::uint32_t pins(std::uint32_t slot) const { return pins_[slot].pins.load(std::memory_order_seq_cst); }
 
     // Client: "wake me". Call after draining the wake socket and before looking at the counts again.

@@ -6,8 +6,11 @@ namespace gcoalesce {
 
 bool StreamReader::valid() const {
     // Acquire-loads behind the acquire-loads of the copy: copy_in() tells why this order decides.
-    return slot_->evicted.load(std::memory_order_acquire) == 0 &&
-           slot_->generation.load(std::memory_order_acquire) >> 1 == identity_;
+    return slot_->evicted.load(std::memory_order_acquire) == 0 && same_stream();
+}
+
+bool StreamReader::same_stream() const {
+    return slot_->generation.load(std::memory_order_acquire) >> 1 == identity_;
 }
 
 ReadStatus StreamReader::locate() {
@@ -17,7 +20,8 @@ ReadStatus StreamReader::locate() {
     const auto state = static_cast<SlotState>(slot_->state.load(std::memory_order_seq_cst));
     const std::uint64_t committed = slot_->committed.load(std::memory_order_seq_cst);
     if (committed <= read_) {
-        if (!valid()) return ReadStatus::lost;
+        // Whoever has read all of it learns the ending also when the events have been evicted since.
+        if (!same_stream()) return ReadStatus::lost;
         return state == SlotState::ended ? ReadStatus::end : ReadStatus::nothing;
     }
     for (;;) {

@@ -32,6 +32,8 @@ class StreamReader {
 
     // Whether the slot still holds this stream's events.
     bool valid() const;
+    // Whether the slot still is this stream's, though perhaps without its events: its ending can be told.
+    bool same_stream() const;
 
     // The futex word: load it first, then read, then wait on what was loaded (no wake-up can be lost between).
     std::uint32_t wake_word() const { return slot_->wake.load(std::memory_order_seq_cst); }
