@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <curl/curl.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -44,7 +45,10 @@ Result<UniqueFd> take_instance(const Instance& instance) {
     if (!lock) return fail_errno(GCOALESCE_IO, "cannot open " + instance.lock_path());
     if (!take_broker_lock(lock.get())) {
         char pid[24] = {};
-        if (::pread(lock.get(), pid, sizeof pid - 1, 0) <= 0) pid[0] = '?';
+        // The winner writes its pid an instant after it has taken the lock.
+        for (int tries = 0; tries < 50 && ::pread(lock.get(), pid, sizeof pid - 1, 0) <= 0; ++tries)
+            ::poll(nullptr, 0, 10);
+        if (pid[0] == '\0') pid[0] = '?';
         std::string holder(pid);
         while (!holder.empty() && holder.back() == '\n') holder.pop_back();
         return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", holder, instance.name,

@@ -13,11 +13,6 @@
 namespace gcoalesce::test {
 namespace {
 
-bool has_ended(pid_t pid) {
-    siginfo_t info{};
-    return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
-}
-
 // The segment of this broker, and not one that a dead broker left.
 OpenSegment wait_until_serving(const Instance& instance, Process& process) {
     OpenSegment found;
@@ -80,6 +75,11 @@ std::uint64_t Broker::counted(Counter counter) const {
 
 std::uint64_t Broker::extents_free() const {
     return view().header().extents_free.load(std::memory_order_relaxed);
+}
+
+bool has_ended(pid_t pid) {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
 bool eventually(const std::function<bool()>& holds, std::chrono::seconds watchdog) {

@@ -55,6 +55,9 @@ class Broker {
     OpenSegment segment_;
 };
 
+// Whether a child of this process has ended; it stays to be reaped.
+bool has_ended(pid_t pid);
+
 // Looks until it holds. False: not within the watchdog's time.
 bool eventually(const std::function<bool()>& holds, std::chrono::seconds watchdog = std::chrono::seconds(60));
 
