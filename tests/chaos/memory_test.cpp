@@ -83,7 +83,7 @@ TEST_CASE("case 13: with 1 MiB of /dev/shm the broker says what it needs, what t
     const auto report = child.line().hear<Report>();
     CHECK(report.code == exit_no_memory); // and no signal
     const std::string err(report.err.data());
-    CHECK_THAT(err, Catch::Contains("needed 48MiB"));
+    CHECK_THAT(err, Catch::Contains("needed 48.0MiB"));
     CHECK_THAT(err, Catch::Contains("available"));
     CHECK_THAT(err, Catch::Contains("--shm-size="));
     CHECK(report.left_behind == 0);
