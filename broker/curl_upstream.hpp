@@ -24,9 +24,8 @@ struct CurlUpstreamOptions {
 
 // Single-threaded: the event loop's, which must outlive it. The program must ignore SIGPIPE.
 //
-// HTTP/2 where TLS offers it, connections are kept for later calls. One exception to "one start(), one HTTP request":
-// where a kept connection turns out to be dead before a byte of the response came, libcurl sends the request again on
-// a new one, unseen.
+// HTTP/2 where TLS offers it, connections are kept for later calls. One start() is at most one HTTP request: a kept
+// connection that turns out to be dead fails the call.
 class CurlUpstream final : public Upstream {
   public:
     // GCOALESCE_BAD_REQUEST: the URL is no plain http or https URL, or the CA file cannot be read.
