@@ -1,6 +1,5 @@
-// Asio 1.18 and libstdc++ 12 look for coroutines under a name that clang (and so clang-tidy) 14 does not define.
-#if defined(__clang__) && !defined(__cpp_impl_coroutine)
-#define __cpp_impl_coroutine 201902L
+// Asio 1.18 does not believe that clang (and so clang-tidy) has the coroutines of C++20.
+#if defined(__clang__)
 #define BOOST_ASIO_HAS_CO_AWAIT 1
 #define BOOST_ASIO_HAS_STD_COROUTINE 1
 #endif
