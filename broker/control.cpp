@@ -602,7 +602,15 @@ Result<UniqueFd> listen_at(const std::string& path) {
     std::memcpy(address.sun_path, path.data(), path.size());
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) return fail_errno(GCOALESCE_IO, "cannot make a socket");
-    ::unlink(path.c_str()); // a dead broker's: the lock says that nobody serves it
+    // The lock says that nobody serves it, unless somebody deleted the lock of a living broker.
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN) {
+        ucred peer{};
+        socklen_t length = sizeof peer;
+        ::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves {}", peer.pid > 0 ? std::to_string(peer.pid) : "?",
+                    path);
+    }
+    ::unlink(path.c_str()); // a dead broker's
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
         return fail_errno(GCOALESCE_IO, "cannot bind " + path);
     if (::chmod(path.c_str(), 0660) != 0) return fail_errno(GCOALESCE_IO, "cannot set the mode of " + path);

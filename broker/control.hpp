@@ -42,6 +42,7 @@ class ControlServer {
 };
 
 // Binds and listens at `path` with mode 0660, in place of a dead broker's socket. The caller holds the instance's lock.
+// GCOALESCE_BUSY: somebody listens there all the same.
 Result<UniqueFd> listen_at(const std::string& path);
 
 } // namespace gcoalesce

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <curl/curl.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -33,7 +34,31 @@ namespace {
 
 int stop_because(const Error& error) {
     log(LogLevel::error, "{}", error.message);
-    return error.code == GCOALESCE_NO_MEMORY ? exit_no_memory : exit_failure;
+    switch (error.code) {
+    case GCOALESCE_BUSY: return exit_already_running;
+    case GCOALESCE_NO_MEMORY: return exit_no_memory;
+    default: return exit_failure;
+    }
+}
+
+// Who holds the lock. Its pid is in the file a moment after it took the lock; until then that of a dead one may be.
+std::string holder_of(int lock) {
+    std::string holder;
+    for (int tries = 0; tries < 50; ++tries) {
+        char text[24] = {};
+        holder = ::pread(lock, text, sizeof text - 1, 0) > 0 ? std::string(text, std::strcspn(text, "\n")) : "";
+        const int pid = std::atoi(holder.c_str());
+        if (pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM)) break;
+        ::poll(nullptr, 0, 10);
+    }
+    return holder.empty() ? "?" : holder; // one that cannot be seen lives in another pid namespace
+}
+
+// Removes our file, and not one of that name that another broker made after ours had been deleted.
+void unlink_own(const std::string& path, const struct stat& ours) {
+    struct stat found {};
+    if (::lstat(path.c_str(), &found) == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino)
+        ::unlink(path.c_str());
 }
 
 // The instance's lock file: who holds its lock is the broker. It is never unlinked, so that two brokers cannot hold
@@ -43,17 +68,9 @@ Result<UniqueFd> take_instance(const Instance& instance) {
         return fail_errno(GCOALESCE_IO, "cannot make the runtime directory " + instance.runtime_dir);
     UniqueFd lock(::open(instance.lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640));
     if (!lock) return fail_errno(GCOALESCE_IO, "cannot open " + instance.lock_path());
-    if (!take_broker_lock(lock.get())) {
-        char pid[24] = {};
-        // The winner writes its pid an instant after it has taken the lock.
-        for (int tries = 0; tries < 50 && ::pread(lock.get(), pid, sizeof pid - 1, 0) <= 0; ++tries)
-            ::poll(nullptr, 0, 10);
-        if (pid[0] == '\0') pid[0] = '?';
-        std::string holder(pid);
-        while (!holder.empty() && holder.back() == '\n') holder.pop_back();
-        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", holder, instance.name,
-                    instance.runtime_dir);
-    }
+    if (!take_broker_lock(lock.get()))
+        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", holder_of(lock.get()),
+                    instance.name, instance.runtime_dir);
     const std::string pid = fmt::format("{}\n", ::getpid());
     if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0)
         return fail_errno(GCOALESCE_IO, "cannot write " + instance.lock_path());
@@ -74,7 +91,8 @@ Result<void> clear_old_segment(const Instance& instance, const std::string& name
     const std::optional<bool> held = broker_lock_held(old.get());
     if (held != false) {
         Header header{};
-        const bool known = ::pread(old.get(), static_cast<void*>(&header), sizeof header, 0) == sizeof header;
+        const bool known = ::pread(old.get(), static_cast<void*>(&header), sizeof header, 0) == sizeof header &&
+                           header.prefix.magic == kMagic && header.prefix.layout_major == kLayoutMajor;
         return fail(GCOALESCE_BUSY, "another broker (pid {}) still serves instance \"{}\" in {}",
                     known ? std::to_string(header.broker_pid) : "?", instance.name, instance.runtime_dir);
     }
@@ -114,27 +132,24 @@ class Broker {
 
     int run() {
         Result<UniqueFd> lock = take_instance(config_.instance);
-        if (!lock) {
-            log(LogLevel::error, "{}", lock.error().message);
-            return lock.error().code == GCOALESCE_BUSY ? exit_already_running : exit_failure;
-        }
+        if (!lock) return stop_because(lock.error());
         const std::string name = config_.instance.segment_name(::geteuid());
-        if (const Result<void> cleared = clear_old_segment(config_.instance, name); !cleared) {
-            log(LogLevel::error, "{}", cleared.error().message);
-            return cleared.error().code == GCOALESCE_BUSY ? exit_already_running : exit_failure;
-        }
+        if (const Result<void> cleared = clear_old_segment(config_.instance, name); !cleared)
+            return stop_because(cleared.error());
         Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
         if (!key) return stop_because(key.error());
 
         Result<CreatedSegment> segment = create_segment(name, config_.memory);
         if (!segment) return stop_because(segment.error());
-        const int code = serve(name, std::move(*segment), *key);
-        boost::interprocess::shared_memory_object::remove(name.c_str());
+        struct stat ours {};
+        ::fstat(segment->fd.get(), &ours);
+        const int code = serve(name, *segment, *key);
+        unlink_own("/dev/shm" + name, ours);
         return code;
     }
 
   private:
-    int serve(const std::string& name, CreatedSegment segment, const std::optional<ApiKey>& key) {
+    int serve(const std::string& name, const CreatedSegment& segment, const std::optional<ApiKey>& key) {
         Result<std::unique_ptr<Store>> store =
             Store::create(segment.mapping, config_.store, {config_.settings}, timers_.clock());
         if (!store) return stop_because(store.error());
@@ -142,8 +157,10 @@ class Broker {
         // Opened by itself: the lock belongs to the writing description and must not be handed out with it.
         UniqueFd readable(::shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0));
         if (!readable) return stop_because(fail_errno(GCOALESCE_IO, "cannot open /dev/shm" + name).value());
+        const bool inherited = ::sd_listen_fds(0) > 0; // then its file is systemd's, and stays
         Result<UniqueFd> listening = listener(config_.instance);
         if (!listening) return stop_because(listening.error());
+        if (!inherited) ::lstat(config_.instance.socket_path().c_str(), &socket_);
 
         Result<std::unique_ptr<CurlUpstream>> upstream =
             CurlUpstream::create(loop_, {config_.upstream, config_.ca_file, config_.proxy});
@@ -169,7 +186,6 @@ class Broker {
         ::sd_notify(0, key_missing ? "READY=1\nSTATUS=serving, but there is no API key" : "READY=1\nSTATUS=serving");
         loop_.run();
         store_->log(LogKind::closed);
-        ::unlink(config_.instance.socket_path().c_str());
         log(LogLevel::info, "closed");
         return exit_ok;
     }
@@ -222,6 +238,8 @@ class Broker {
         drain_deadline_ = timers_.clock().monotonic() + config_.drain_timeout;
         store_->set_state(BrokerState::draining);
         coalescer_->drain();
+        // Before it is closed: as long as it is open, no other file has its number.
+        unlink_own(config_.instance.socket_path(), socket_);
         control_->stop_listening();
         beat();
     }
@@ -233,6 +251,7 @@ class Broker {
     std::unique_ptr<Store> store_;
     Coalescer* coalescer_ = nullptr;
     ControlServer* control_ = nullptr;
+    struct stat socket_ {}; // our file in the runtime directory; zeros: none is ours
     std::unique_ptr<Timer> beat_timer_;
     std::uint64_t beats_ = 0;
     bool draining_ = false;

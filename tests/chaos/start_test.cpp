@@ -122,6 +122,34 @@ gcoalesce_code try_to_attach(const ScratchInstance& instance) {
 } // namespace
 
 // GCOALESCE_CHAOS_STARTS asks for more or fewer.
+TEST_CASE("case 6: of two brokers that start at one instant exactly one wins, and the other names it") {
+    const char* asked = std::getenv("GCOALESCE_CHAOS_STARTS");
+    const int rounds = asked != nullptr ? std::atoi(asked) : 50;
+    const Sim sim;
+    const ScratchInstance instance;
+    for (int round = 0; round < rounds; ++round) {
+        CAPTURE(round);
+        std::array<std::unique_ptr<Process>, 2> brokers;
+        for (auto& broker : brokers)
+            broker = std::make_unique<Process>(
+                broker_command(*instance, sim.url(), {"--memory", "4MiB", "--streams", "256"}));
+        REQUIRE(eventually([&] { return has_ended(brokers[0]->pid()) || has_ended(brokers[1]->pid()); }));
+        const std::size_t loser = has_ended(brokers[0]->pid()) ? 0 : 1;
+        Process &lost = *brokers[loser], &won = *brokers[1 - loser];
+        CHECK(lost.wait() == exit_already_running);
+        CHECK_THAT(lost.err(), Catch::Contains("another broker " + pid_text(won.pid())));
+        REQUIRE(eventually([&] {
+            const Result<OpenSegment> segment = open_segment(*instance);
+            return segment && segment->view.header().broker_pid == won.pid();
+        }));
+        if (round % 10 == 0) CHECK(serves(instance));
+        // One in three dies without a word, so that the next two find its traces.
+        const bool dies = round % 3 == 0;
+        won.signal(dies ? SIGKILL : SIGTERM);
+        CHECK(won.wait() == (dies ? 128 + SIGKILL : exit_ok));
+    }
+}
+
 TEST_CASE("case 4: a broker that finds another one at its place names it, and touches nothing") {
     const Sim sim;
     const ScratchInstance instance;
@@ -138,6 +166,61 @@ TEST_CASE("case 4: a broker that finds another one at its place names it, and to
     for (std::size_t i = 0; i < paths.size(); ++i) CHECK(traits_of(paths[i]) == before[i]);
     CHECK(client.served());
     CHECK(serves(instance));
+}
+
+TEST_CASE("case 4: what stands under the segment's name and has no living owner is replaced, else left alone") {
+    const Sim sim;
+    const ScratchInstance instance;
+    const std::string path = path_of(instance, segment_file);
+    std::mt19937_64 random(4);
+    const auto occupy = [&](std::size_t bytes) {
+        UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0640));
+        REQUIRE(file);
+        std::string content(bytes, '\0');
+        for (char& byte : content) byte = static_cast<char>(random());
+        REQUIRE(::write(file.get(), content.data(), content.size()) == static_cast<ssize_t>(bytes));
+        return file;
+    };
+    SECTION("of nobody alive") {
+        for (const std::size_t bytes : {0u, 10u, 40u, 100'000u}) {
+            CAPTURE(bytes);
+            occupy(bytes);
+            Broker broker(*instance, sim.url());
+            CHECK(serves(instance));
+            CHECK(broker.stop() == exit_ok);
+        }
+    }
+    SECTION("locked by a living process") {
+        for (const std::size_t bytes : {0u, 100'000u}) {
+            const UniqueFd held = occupy(bytes);
+            REQUIRE(take_broker_lock(held.get()));
+            Process broker(broker_command(*instance, sim.url()));
+            CHECK(broker.wait() == exit_already_running);
+            CHECK_THAT(broker.err(), Catch::Contains("another broker (pid ?)")); // what it says of itself is no pid
+            CHECK(::unlink(path.c_str()) == 0);
+        }
+    }
+    SECTION("of another user") {
+        if (::geteuid() != 0) {
+            std::puts("SKIPPED: only root can give files away");
+            return;
+        }
+        const UniqueFd foreign = occupy(10);
+        REQUIRE(::fchown(foreign.get(), 12345, 12345) == 0);
+        Process broker(broker_command(*instance, sim.url()));
+        CHECK(broker.wait() == exit_failure);
+        CHECK_THAT(broker.err(), Catch::Contains("belongs to uid 12345"));
+        CHECK(::unlink(path.c_str()) == 0);
+    }
+    SECTION("a link") {
+        const std::string elsewhere = instance->runtime_dir + "/elsewhere";
+        REQUIRE(::symlink(elsewhere.c_str(), path.c_str()) == 0);
+        Process broker(broker_command(*instance, sim.url()));
+        CHECK(broker.wait() == exit_failure);
+        CHECK_THAT(broker.err(), Catch::Contains(instance.segment_name()));
+        CHECK(!std::filesystem::exists(elsewhere));
+        CHECK(::unlink(path.c_str()) == 0);
+    }
 }
 
 TEST_CASE("case 1, T81: after the broker was killed its readers learn it, and the next broker says so and serves") {
@@ -197,6 +280,48 @@ TEST_CASE("case 3: whatever a dead broker left or somebody deleted of it, the ne
         CHECK(serves(instance));
         CHECK(next.stop() == exit_ok);
     }
+}
+
+TEST_CASE("case 3, 19: whatever somebody deletes of a living broker, its clients go on and no second one takes over") {
+    const Sim sim;
+    const ScratchInstance instance;
+    for (unsigned removed = 1; removed < all_files; ++removed) {
+        CAPTURE(names_of(removed));
+        Broker broker(*instance, sim.url());
+        Attached client(*instance);
+        remove_files(instance, removed);
+        CHECK(client.served());
+        if ((removed & socket_file) == 0) {
+            CHECK(serves(instance)); // what is needed comes over the socket
+        } else {
+            const gcoalesce_code code = try_to_attach(instance);
+            CAPTURE(gcoalesce_code_name(code));
+            CHECK((code == GCOALESCE_UNRESPONSIVE || code == GCOALESCE_ABSENT));
+        }
+        Process second(broker_command(*instance, sim.url()));
+        CHECK(second.wait() == exit_already_running);
+        CHECK_THAT(second.err(), Catch::Contains(pid_text(broker.process().pid())));
+        CHECK(client.served());
+        CHECK(broker.stop() == exit_ok);
+    }
+}
+
+TEST_CASE("case 3: a broker of which nothing is left to see takes nothing from its successor when it stops") {
+    const Sim sim;
+    const ScratchInstance instance;
+    Broker old(*instance, sim.url());
+    Attached client(*instance);
+    remove_files(instance, all_files);
+    CHECK(try_to_attach(instance) == GCOALESCE_ABSENT);
+    Broker successor(*instance, sim.url());
+    CHECK(serves(instance));
+    CHECK(client.served()); // by the old one
+    CHECK(old.stop() == exit_ok);
+    CHECK(serves(instance));
+    for (const Artefact artefact : {socket_file, segment_file, lock_file})
+        CHECK(traits_of(path_of(instance, artefact)).has_value());
+    CHECK(client.served()); // by the new one
+    CHECK(successor.stop() == exit_ok);
 }
 
 TEST_CASE("case 8: a broker killed at any instant of its start is told from one that starts, and is replaced") {
