@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -566,6 +567,24 @@ TEST_CASE("a client that scribbles its whole lane harms itself alone") {
         return broker.counted(Counter::clients_attached) == 0 && broker.counted(Counter::slots_in_use) == 0 &&
                broker.extents_free() == extents_at_start;
     }));
+}
+
+TEST_CASE("case 16: a client can neither cut its lane, nor write or cut the segment, by what it was given") {
+    const Sim sim;
+    const ScratchInstance instance;
+    const Broker broker(*instance, sim.url());
+    Neighbour neighbour(*instance);
+    Raw raw(*instance);
+    raw.attach();
+    const int segment = raw.descriptors.at(0).get(), lane = raw.descriptors.at(1).get();
+    CHECK(::ftruncate(lane, 0) != 0);
+    CHECK(errno == EPERM);
+    CHECK(::ftruncate(lane, 1 << 20) != 0);
+    CHECK(::fcntl(lane, F_ADD_SEALS, F_SEAL_WRITE) != 0); // no further seal, which would stop the broker's pins
+    CHECK(::ftruncate(segment, 0) != 0);
+    CHECK(::write(segment, "x", 1) < 0);
+    CHECK(!Mapping::of(segment, 4096, true));
+    CHECK(neighbour.served());
 }
 
 TEST_CASE("case 7: a client killed at any step of attaching and asking leaves nothing behind") {
