@@ -11,9 +11,9 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/nearest.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
-#include "cli/nearest.hpp"
 #include "cli/view/terminal.hpp"
 #include "protocol/control.hpp"
 
@@ -39,7 +39,7 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
         names.push_back(command->get_name());
     return usage_error("gcoalesce", fmt::format("unknown command \"{}\"{}", extras.front(),
-                                                gcoalesce::cli::did_you_mean(extras.front(), names)));
+                                                gcoalesce::did_you_mean(extras.front(), names)));
 }
 
 // With text on standard input and no command it is `ask`, whose options may then stand alone.

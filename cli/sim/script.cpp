@@ -4,8 +4,8 @@
 #include <charconv>
 #include <vector>
 
+#include "base/nearest.hpp"
 #include "base/units.hpp"
-#include "cli/nearest.hpp"
 
 namespace gcoalesce::sim {
 namespace {
@@ -130,7 +130,7 @@ Result<void> apply_script(Script& script, std::string_view text) {
         if (key == table().end()) {
             std::vector<std::string> names;
             for (const ScriptKey& known : table()) names.push_back(known.name);
-            return fail(GCOALESCE_BAD_REQUEST, "unknown script key \"{}\"{}", name, cli::did_you_mean(name, names));
+            return fail(GCOALESCE_BAD_REQUEST, "unknown script key \"{}\"{}", name, did_you_mean(name, names));
         }
         const std::string_view value = name.size() < item.size() ? item.substr(name.size() + 1) : std::string_view();
         if (auto done = key->set(script, value); !done)

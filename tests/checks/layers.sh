@@ -1,5 +1,6 @@
 #!/bin/sh
-# Who may include whom: cli -> lib <- broker; within lib: base <- protocol, base <- segment, all of them <- client.
+# Who may include whom: cli -> lib <- broker; within lib: base <- protocol, base <- segment, base <- templates; client
+# knows all of them but templates.
 set -eu
 cd "$(dirname "$0")/../.."
 broken=0
@@ -27,10 +28,11 @@ must_not_include() {
 may_include lib/include gcoalesce
 may_include lib/base base gcoalesce
 may_include lib/protocol protocol base gcoalesce
+may_include lib/templates templates base gcoalesce
 may_include lib/segment segment base gcoalesce
 may_include lib/client client segment protocol base gcoalesce
-may_include broker broker segment protocol base gcoalesce
-may_include cli cli client segment protocol base gcoalesce
+may_include broker broker templates segment protocol base gcoalesce
+may_include cli cli client templates segment protocol base gcoalesce
 must_not_include lib/segment 'nlohmann/|curl/|boost/(asio|beast)' 'the segment knows neither JSON nor HTTP'
 must_not_include lib 'curl/|boost/(asio|beast)' 'HTTP is the business of the broker and of the tools'
 exit $broken

@@ -20,6 +20,6 @@ ban 'lib/segment' '\.notify_(one|all)\(' 'std::atomic::wait and notify work with
 ban 'lib|broker|cli' 'atomic_(thread|signal)_fence' 'order stands on the accesses, where ThreadSanitizer sees it'
 ban 'lib|broker|cli' 'interprocess/sync/interprocess_|managed_shared_memory|PTHREAD_PROCESS_SHARED' \
     'no lock in shared memory'
-ban 'lib/(client|protocol|segment)' '\<(printf|puts|abort|_?exit|quick_exit|terminate)\(|std::(cout|cerr|clog)' \
+ban 'lib/(client|protocol|segment|templates)' '\<(printf|puts|abort|_?exit|quick_exit|terminate)\(|std::(cout|cerr|clog)' \
     'a library never prints and never ends its process'
 exit $broken

@@ -2,7 +2,6 @@
 #include <catch2/catch.hpp>
 #include <csignal>
 
-#include "cli/nearest.hpp"
 #include "tests/support/process.hpp"
 #include "tests/support/sim.hpp"
 
@@ -76,15 +75,4 @@ TEST_CASE("a reader that leaves ends a command quietly by SIGPIPE") {
     Process process({"/bin/bash", "-c", "exec 3> >(:); wait $!; exec \"$0\" --help >&3", gcoalesce_program()});
     CHECK(process.wait() == 128 + SIGPIPE);
     CHECK(process.err().empty());
-}
-
-TEST_CASE("a slip of the pen is told from another word") {
-    const std::vector<std::string> known{"ask", "keys", "notify", "stats"};
-    using gcoalesce::cli::nearest;
-    CHECK(nearest("kyes", known) == "keys");
-    CHECK(nearest("stat", known) == "stats");
-    CHECK(nearest("notfiy", known) == "notify");
-    CHECK(nearest("sim", known).empty());
-    CHECK(nearest("", known).empty());
-    CHECK(nearest(std::string(100'000, 'k'), known).empty());
 }

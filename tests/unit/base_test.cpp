@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/ids.hpp"
 #include "base/log.hpp"
+#include "base/nearest.hpp"
 #include "base/sha256.hpp"
 #include "base/units.hpp"
 
@@ -187,6 +189,18 @@ TEST_CASE("A descriptor is closed once, by its last owner") {
     CHECK(is_open(released));
     UniqueFd(released).reset();
     CHECK_FALSE(is_open(released));
+}
+
+// ---- Words ------------------------------------------------------------------------------------------------------
+
+TEST_CASE("A slip of the pen is told from another word") {
+    const std::vector<std::string> known{"ask", "keys", "notify", "stats"};
+    CHECK(nearest("kyes", known) == "keys");
+    CHECK(nearest("stat", known) == "stats");
+    CHECK(nearest("notfiy", known) == "notify");
+    CHECK(nearest("sim", known).empty());
+    CHECK(nearest("", known).empty());
+    CHECK(nearest(std::string(100'000, 'k'), known).empty());
 }
 
 } // namespace

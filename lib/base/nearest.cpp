@@ -1,11 +1,11 @@
-#include "cli/nearest.hpp"
+#include "base/nearest.hpp"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
 
-namespace gcoalesce::cli {
+namespace gcoalesce {
 namespace {
 
 // Levenshtein's distance, one row of the table at a time.
@@ -43,4 +43,4 @@ std::string did_you_mean(std::string_view word, std::span<const std::string> kno
     return near.empty() ? near : "; did you mean \"" + near + "\"?";
 }
 
-} // namespace gcoalesce::cli
+} // namespace gcoalesce
