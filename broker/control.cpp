@@ -16,12 +16,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
-#include "base/canonical_json.hpp"
 #include "base/log.hpp"
+#include "broker/request.hpp"
 #include "protocol/control.hpp"
-#include "protocol/key.hpp"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 // Linux 6.5; Debian 12's headers are older than many kernels it runs on
@@ -39,16 +40,28 @@ std::chrono::nanoseconds as_chrono(Nanos time) {
     return std::chrono::nanoseconds(time);
 }
 
-Result<Key> key_of(const std::string& body, const std::string& model, Method method, const TemplateSettings& settings) {
-    const Result<std::string> canonical = canonical_request(body);
-    if (!canonical) return tl::unexpected(canonical.error());
-    KeyParts parts;
-    parts.template_id = settings.id;
-    parts.template_revision = settings.revision;
-    parts.model = model;
-    parts.method = method;
-    parts.canonical_body = *canonical;
-    return compute_key(parts);
+std::vector<gid_t> groups_of(int socket) {
+    std::vector<gid_t> groups(64);
+    for (;;) {
+        auto bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+        if (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes) == 0) {
+            groups.resize(bytes / sizeof(gid_t));
+            return groups;
+        }
+        if (errno != ERANGE) return {};
+        groups.resize(bytes / sizeof(gid_t));
+    }
+}
+
+// "a,b" as its parts; "" has none.
+std::vector<std::string> parts_of(const std::string& list) {
+    std::vector<std::string> parts;
+    for (std::size_t at = 0; at < list.size();) {
+        const std::size_t comma = std::min(list.find(',', at), list.size());
+        parts.push_back(list.substr(at, comma - at));
+        at = comma + 1;
+    }
+    return parts;
 }
 
 } // namespace
@@ -62,8 +75,7 @@ struct ControlServer::State {
     UniqueFd segment_fd;
     Store& store;
     Coalescer& coalescer;
-    TemplateSettings settings;
-    Nanos stall_timeout;
+    ControlOptions options;
     ControlLimits limits;
     std::size_t body_bytes = 0; // within limits.body_bytes
     std::uint64_t next_attachment = 1;
@@ -71,15 +83,14 @@ struct ControlServer::State {
     asio::thread_pool worker{1};
 
     State(asio::io_context& io, UniqueFd listener, UniqueFd segment, Store& the_store, Coalescer& the_coalescer,
-          const TemplateSettings& the_settings, Nanos stall, const ControlLimits& the_limits)
+          ControlOptions the_options, const ControlLimits& the_limits)
         : loop(io),
           acceptor(io, asio::local::stream_protocol(), listener.release()),
           accept_pause(io),
           segment_fd(std::move(segment)),
           store(the_store),
           coalescer(the_coalescer),
-          settings(the_settings),
-          stall_timeout(stall),
+          options(std::move(the_options)),
           limits(the_limits) {}
 };
 
@@ -93,6 +104,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
     std::unique_ptr<asio::posix::stream_descriptor> process; // a pidfd: readable when the process has ended
     UniqueFd wake;                                           // the broker's end of the wake socket
     ucred peer{};
+    std::vector<gid_t> groups;     // the peer's, when it connected
     std::uint32_t stamped_pid = 0; // by the kernel, with the last message
     enum class Stage { hello, ready, attached, over } stage = Stage::hello;
     bool connected = true;
@@ -109,7 +121,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
         message::Open open;
         std::string body;
         std::uint64_t left = 0;
-        bool refused = false; // answered already: the body is only passed over
+        std::shared_ptr<const TemplateSettings> settings; // the template's
+        bool refused = false;                             // answered already: the body is only passed over
         Nanos arrived = 0;
     };
     std::optional<Receiving> receiving;
@@ -118,6 +131,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         bool withdrawn = false;
     };
     std::vector<std::shared_ptr<Parsing>> parsing;
+    std::unordered_map<std::uint64_t, Coalescer::Ticket> waiting; // with the coalescer, by the client's id
 
     Connection(const std::shared_ptr<Server>& server, asio::local::stream_protocol::socket accepted)
         : server_(server), socket(std::move(accepted)), deadline(server->loop) {}
@@ -127,6 +141,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         ::setsockopt(socket.native_handle(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
         socklen_t length = sizeof peer;
         ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &length);
+        groups = groups_of(socket.native_handle());
         socket.native_non_blocking(true);
         deadline.expires_after(as_chrono(server.limits.hello));
         deadline.async_wait([self = shared_from_this()](error_code error) {
@@ -213,11 +228,14 @@ struct Connection : std::enable_shared_from_this<Connection> {
                 return {};
             }
             if (auto* notify = std::get_if<message::Notify>(&message)) return take_notify(server, *notify);
+            if (auto* cancel = std::get_if<message::Cancel>(&message)) return take_cancel(server, *cancel);
+            if (auto* purge = std::get_if<message::Purge>(&message)) return take_purge(server, *purge);
+            if (auto* reload = std::get_if<message::Reload>(&message)) return take_reload(server, *reload);
         }
         return fail(GCOALESCE_BAD_REQUEST, "a message that has no place here: expected {}",
                     stage == Stage::hello   ? "hello"
                     : stage == Stage::ready ? "ready"
-                                            : "open, withdraw or notify");
+                                            : "a request or a command");
     }
 
     // ---- attaching ----
@@ -312,6 +330,16 @@ struct Connection : std::enable_shared_from_this<Connection> {
     // ---- asking ----
 
     Result<void> take_open(Server& server, message::Open& open) {
+        if (waiting.contains(open.id)) return fail(GCOALESCE_BAD_REQUEST, "an id that is still under way");
+        if (open.resume != 0) {
+            if (open.body_bytes != 0) return fail(GCOALESCE_BAD_REQUEST, "a stream to resume, and a body");
+            OpenRequest request;
+            request.realm = realm_number(open.realm);
+            request.resume = open.resume;
+            request.resume_after = open.resume_after;
+            decide(server, open.id, server.store.clock().monotonic(), std::move(request));
+            return {};
+        }
         if (open.body_bytes == 0 || open.body_bytes > kMaxBody)
             return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody,
                         open.body_bytes);
@@ -321,15 +349,52 @@ struct Connection : std::enable_shared_from_this<Connection> {
         receiving->left = open.body_bytes;
         receiving->arrived = server.store.clock().monotonic();
         receiving->open = std::move(open);
-        if (server.body_bytes + receiving->left > server.limits.body_bytes) {
-            refuse(server, receiving->open.id,
-                   Error{GCOALESCE_BUSY, "the broker is receiving too many large requests: ask again", 1000});
+        const auto pass_over = [&](const Error& error) {
+            refuse(server, receiving->open.id, error);
             receiving->refused = true;
+        };
+        receiving->settings = server.coalescer.settings(receiving->open.template_id);
+        if (!receiving->settings) {
+            pass_over(
+                Error{GCOALESCE_NOT_FOUND, fmt::format("there is no template \"{}\"", receiving->open.template_id), 0});
+        } else if (!may_use(*receiving->settings)) {
+            pass_over(Error{GCOALESCE_NO_PERMISSION,
+                            fmt::format("template \"{}\" is not for uid {}: see its \"allow\"",
+                                        receiving->open.template_id, peer.uid),
+                            0});
+        } else if (server.body_bytes + receiving->left > server.limits.body_bytes) {
+            pass_over(Error{GCOALESCE_BUSY, "the broker is receiving too many large requests: ask again", 1000});
         } else {
             server.body_bytes += receiving->left;
             receiving->body.reserve(receiving->left);
         }
         return {};
+    }
+
+    bool in_group(std::uint32_t group) const {
+        return peer.gid == group || std::find(groups.begin(), groups.end(), group) != groups.end();
+    }
+
+    bool is_master() const { return peer.uid == 0 || peer.uid == ::geteuid(); }
+
+    bool may_use(const TemplateSettings& settings) const {
+        if (settings.for_everyone() || is_master()) return true;
+        return std::find(settings.uids.begin(), settings.uids.end(), peer.uid) != settings.uids.end() ||
+               std::any_of(settings.groups.begin(), settings.groups.end(),
+                           [&](std::uint32_t group) { return in_group(group); });
+    }
+
+    // Whether this client may command; else it has been told.
+    bool may_command(Server& server, std::uint64_t id, const char* what) {
+        if (!server.options.admin_group || is_master() || in_group(*server.options.admin_group)) return true;
+        gcoalesce::log(LogLevel::warning, "refusing {} by uid {} (pid {}): not in the admin group", what, peer.uid,
+                       peer.pid);
+        refuse(server, id,
+               Error{GCOALESCE_NO_PERMISSION,
+                     fmt::format("{} needs membership in the broker's admin group (gid {})", what,
+                                 *server.options.admin_group),
+                     0});
+        return false;
     }
 
     void take_body(Server& server, std::string_view bytes) {
@@ -342,65 +407,69 @@ struct Connection : std::enable_shared_from_this<Connection> {
         Receiving whole = std::move(*receiving);
         receiving.reset();
         if (whole.refused) return;
-        const Result<std::string> model = resolve_model(whole.open.model);
-        if (!model) {
-            server.body_bytes -= whole.body.size();
-            return refuse(server, whole.open.id, model.error());
-        }
         auto body = std::make_shared<const std::string>(std::move(whole.body));
         if (body->size() <= server.limits.parse_inline) {
             server.body_bytes -= body->size();
-            return decide(server, whole, *model, body, key_of(*body, *model, whole.open.method, server.settings));
+            return decide(server, whole.open.id, whole.arrived, prepare(whole.open, body, whole.settings));
         }
         auto work = std::make_shared<Parsing>(Parsing{whole.open.id});
         parsing.push_back(work);
         whole.body.clear();
-        asio::post(server.worker, [self = shared_from_this(), settings = server.settings, work, body, model = *model,
-                                   whole = std::move(whole), &loop = server.loop]() mutable {
-            Result<Key> key = key_of(*body, model, whole.open.method, settings);
-            asio::post(loop, [self, work, body, model, whole = std::move(whole), key = std::move(key)]() mutable {
-                const auto alive = self->server_.lock();
-                if (!alive) return;
-                alive->body_bytes -= body->size();
-                std::erase(self->parsing, work);
-                if (work->withdrawn || self->stage != Stage::attached || !self->connected) return;
-                self->decide(*alive, whole, model, body, key);
-            });
-        });
+        asio::post(server.worker,
+                   [self = shared_from_this(), work, body, whole = std::move(whole), &loop = server.loop]() mutable {
+                       Result<OpenRequest> request = prepare(whole.open, body, whole.settings);
+                       asio::post(loop, [self, work, bytes = body->size(), arrived = whole.arrived,
+                                         request = std::move(request)]() mutable {
+                           const auto alive = self->server_.lock();
+                           if (!alive) return;
+                           alive->body_bytes -= bytes;
+                           std::erase(self->parsing, work);
+                           if (work->withdrawn || self->stage != Stage::attached || !self->connected) return;
+                           self->decide(*alive, work->id, arrived, std::move(request));
+                       });
+                   });
     }
 
-    void decide(Server& server, const Receiving& whole, const std::string& model,
-                const std::shared_ptr<const std::string>& body, const Result<Key>& key) {
-        const std::uint64_t id = whole.open.id;
-        if (!key) return refuse(server, id, key.error());
-        OpenRequest request;
-        request.lane = attachment;
-        request.model = model;
-        request.method = whole.open.method;
-        request.sharing = whole.open.sharing;
-        request.body = body;
-        request.key = *key;
-        const Result<OpenAnswer> answer = server.coalescer.open(request);
-        if (!answer) return refuse(server, id, answer.error());
-        server.store.count_join_time(0, server.store.clock().monotonic() - whole.arrived);
-        message::Opened opened;
-        opened.id = id;
-        opened.slot = answer->stream.slot;
-        opened.identity = answer->stream.identity;
-        opened.stream_id = answer->stream_id;
-        opened.key = request.key;
-        opened.status = answer->status;
-        send(encode(opened));
+    void decide(Server& server, std::uint64_t id, Nanos arrived, Result<OpenRequest> request) {
+        if (!request) {
+            server.store.count_request(0, GCOALESCE_OPENING);
+            return refuse(server, id, request.error());
+        }
+        request->lane = attachment;
+        const Coalescer::Ticket ticket = server.coalescer.open(
+            std::move(*request), [self = shared_from_this(), id, arrived](const Result<OpenAnswer>& answer) {
+                self->waiting.erase(id);
+                const auto alive = self->server_.lock();
+                if (!alive) return;
+                if (!answer) return self->refuse(*alive, id, answer.error());
+                const std::uint32_t index = alive->store.opening(answer->stream).template_index;
+                alive->store.count_join_time(index, alive->store.clock().monotonic() - arrived);
+                message::Opened opened;
+                opened.id = id;
+                opened.slot = answer->stream.slot;
+                opened.identity = answer->stream.identity;
+                opened.stream_id = answer->stream_id;
+                opened.key = answer->key;
+                opened.status = answer->status;
+                self->send(encode(opened));
+            });
+        if (ticket != 0) waiting.emplace(id, ticket);
     }
 
     void refuse(Server& server, std::uint64_t id, const Error& error) {
-        server.store.count(Counter::requests_refused);
         server.store.log(LogKind::refused, error.code, {}, static_cast<std::uint64_t>(error.retry_ms));
         send(encode(message::Refused{id, error.code, error.message, error.retry_ms}));
     }
 
     // Exactly one answer an open: where it has been sent already, the client undoes the pin itself when it arrives.
     void take_withdraw(Server& server, std::uint64_t id) {
+        if (const auto asked = waiting.find(id); asked != waiting.end()) {
+            server.coalescer.withdraw(asked->second);
+            waiting.erase(asked);
+            server.store.count(Counter::requests_withdrawn);
+            send(encode(message::Withdrawn{id}));
+            return;
+        }
         for (const auto& work : parsing) {
             if (work->id != id || work->withdrawn) continue;
             work->withdrawn = true;
@@ -418,14 +487,53 @@ struct Connection : std::enable_shared_from_this<Connection> {
             return {};
         }
         Coalescer& coalescer = server.coalescer;
-        if (notify.action == GCOALESCE_NOTIFY_ON) coalescer.notify_on(from_ms(notify.for_ms));
-        if (notify.action == GCOALESCE_NOTIFY_OFF) coalescer.notify_off();
-        const Nanos remaining = coalescer.window_remaining();
+        const std::vector<std::string> ids = parts_of(notify.templates);
+        const bool on = notify.action == GCOALESCE_NOTIFY_ON;
+        if (notify.action != GCOALESCE_NOTIFY_STATUS && !may_command(server, notify.id, "notify")) return {};
+        const Result<Nanos> remaining = on ? coalescer.notify_on(ids, from_ms(notify.for_ms))
+                                        : notify.action == GCOALESCE_NOTIFY_OFF ? coalescer.notify_off(ids)
+                                                                                : coalescer.window_remaining(ids);
+        if (!remaining) {
+            refuse(server, notify.id, remaining.error());
+            return {};
+        }
         if (notify.action != GCOALESCE_NOTIFY_STATUS)
-            gcoalesce::log(LogLevel::info, "notify {} by uid {} (pid {}): the window is open for {} ms",
-                           notify.action == GCOALESCE_NOTIFY_ON ? "on" : "off", peer.uid, peer.pid, to_ms(remaining));
+            gcoalesce::log(LogLevel::info, "notify {} for {} by uid {} (pid {}): the window is open for {} ms",
+                           on ? "on" : "off", ids.empty() ? "all templates" : notify.templates, peer.uid, peer.pid,
+                           to_ms(*remaining));
         // Rounded up: 0 says "closed".
-        send(encode(message::Window{notify.id, to_ms(remaining + kMillisecond - 1)}));
+        send(encode(message::Window{notify.id, to_ms(*remaining + kMillisecond - 1)}));
+        return {};
+    }
+
+    void answer_command(Server& server, std::uint64_t id, const std::string& what, const Result<std::size_t>& done) {
+        if (!done) return refuse(server, id, done.error());
+        gcoalesce::log(LogLevel::info, "{} by uid {} (pid {}): {} streams", what, peer.uid, peer.pid, *done);
+        send(encode(message::Done{id, *done}));
+    }
+
+    Result<void> take_cancel(Server& server, const message::Cancel& cancel) {
+        if (may_command(server, cancel.id, "cancel"))
+            answer_command(server, cancel.id, "cancel " + cancel.target, server.coalescer.cancel(cancel.target));
+        return {};
+    }
+
+    Result<void> take_purge(Server& server, const message::Purge& purge) {
+        if (may_command(server, purge.id, "purge"))
+            answer_command(server, purge.id,
+                           purge.scope == GCOALESCE_PURGE_ALL ? "purge of all" : "purge of " + purge.target,
+                           server.coalescer.purge(purge.scope, purge.target));
+        return {};
+    }
+
+    Result<void> take_reload(Server& server, const message::Reload& reload) {
+        if (!may_command(server, reload.id, "reload")) return {};
+        const Result<void> done = server.options.reload ? server.options.reload() : Result<void>{};
+        if (!done) {
+            refuse(server, reload.id, done.error());
+            return {};
+        }
+        answer_command(server, reload.id, "reload", std::size_t{0});
         return {};
     }
 
@@ -493,8 +601,10 @@ struct Connection : std::enable_shared_from_this<Connection> {
         if (!server) return;
         if (receiving && !receiving->refused) server->body_bytes -= receiving->open.body_bytes;
         receiving.reset();
+        for (const auto& [id, ticket] : waiting) server->coalescer.withdraw(ticket);
+        waiting.clear();
         if (stage != Stage::attached || process == nullptr || !holds_pins(*server)) return over(*server);
-        deadline.expires_after(as_chrono(server->stall_timeout));
+        deadline.expires_after(as_chrono(server->options.stall_timeout));
         deadline.async_wait([self = shared_from_this()](error_code error) {
             if (error || self->stage == Stage::over) return;
             if (const auto alive = self->server_.lock()) self->over(*alive);
@@ -521,6 +631,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
             if (receiving && !receiving->refused) server.body_bytes -= receiving->open.body_bytes;
             receiving.reset();
         }
+        for (const auto& [id, ticket] : waiting) server.coalescer.withdraw(ticket);
+        waiting.clear();
         deadline.cancel();
         if (process) {
             error_code ignored;
@@ -564,10 +676,9 @@ void accept_next(const std::shared_ptr<ControlServer::State>& server) {
 } // namespace
 
 ControlServer::ControlServer(asio::io_context& loop, UniqueFd listener, UniqueFd segment_fd, Store& store,
-                             Coalescer& coalescer, const TemplateSettings& settings, Nanos stall_timeout,
-                             const ControlLimits& limits)
-    : state_(std::make_shared<State>(loop, std::move(listener), std::move(segment_fd), store, coalescer, settings,
-                                     stall_timeout, limits)) {
+                             Coalescer& coalescer, ControlOptions options, const ControlLimits& limits)
+    : state_(std::make_shared<State>(loop, std::move(listener), std::move(segment_fd), store, coalescer,
+                                     std::move(options), limits)) {
     accept_next(state_);
 }
 

@@ -1,7 +1,9 @@
 // The control socket: who attaches, and what they ask.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/fd.hpp"
 #include "broker/coalescer.hpp"
@@ -12,6 +14,12 @@ class io_context;
 }
 
 namespace gcoalesce {
+
+struct ControlOptions {
+    std::optional<std::uint32_t> admin_group; // who may notify, cancel, purge, reload; absent: everyone who may attach
+    Nanos stall_timeout = 60 * kSecond;       // how long a lane with pins outlives its connection
+    std::function<Result<void>()> reload;     // reads templates and API key again
+};
 
 struct ControlLimits {
     std::size_t descriptors = 16384;               // of connections and, two each, of attached clients
@@ -28,8 +36,7 @@ class ControlServer {
     // listener: a listening, non-blocking Unix stream socket. segment_fd: the segment, opened read-only: every client
     // gets a copy. The referenced objects must outlive the server.
     ControlServer(boost::asio::io_context& loop, UniqueFd listener, UniqueFd segment_fd, Store& store,
-                  Coalescer& coalescer, const TemplateSettings& settings, Nanos stall_timeout,
-                  const ControlLimits& limits = {});
+                  Coalescer& coalescer, ControlOptions options, const ControlLimits& limits = {});
     ~ControlServer();
 
     void stop_listening(); // connections stay

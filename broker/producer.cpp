@@ -31,23 +31,27 @@ Nanos back_off(int retry) {
 
 // Shared with the stack frames that it runs in: whoever is told of an event or of the end may destroy the Producer.
 struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<State> {
-    State(Store& to, Upstream& from, Timers& with, StreamRef fills, UpstreamCall what, const ProducerLimits& within,
-          Ended tell)
+    State(Store& to, Upstream& from, Timers& with, Refusals& known, StreamRef fills, UpstreamCall what,
+          const ProducerLimits& within, AnswerCheck expected, Ended tell)
         : store(to),
           upstream(from),
           timers(with),
+          refusals(known),
           stream(fills),
           call(std::move(what)),
           limits(within),
+          check(std::move(expected)),
           ended(std::move(tell)),
           deadline(timers.clock().monotonic() + limits.whole_call) {}
 
     Store& store;
     Upstream& upstream;
     Timers& timers;
+    Refusals& refusals;
     const StreamRef stream;
     const UpstreamCall call;
     const ProducerLimits limits;
+    const AnswerCheck check;
     Ended ended;
     const Nanos deadline;
     bool over = false; // ended, or destroyed
@@ -60,7 +64,9 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     int tries = 0;
     std::uint64_t events = 0;
     std::size_t bytes = 0;
-    std::optional<Error> refused; // why the store, or the limit of bytes, does not take the answer
+    std::optional<Error> refused;   // why the store, or the limit of bytes, does not take the answer
+    std::vector<std::string> held;  // events that wait for the check
+    std::vector<std::string> texts; // what is checked: each candidate's
 
     // Of the present try.
     std::unique_ptr<RunningCall> running;
@@ -139,7 +145,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
                             0};
             return;
         }
-        if (Result<void> appended = store.append(stream, json); !appended) {
+        if (check.schema) add_texts(json, texts);
+        if (check.hold) {
+            held.emplace_back(json);
+        } else if (Result<void> appended = store.append(stream, json); !appended) {
             refused = appended.error();
             return;
         }
@@ -151,6 +160,25 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         Outcome outcome = reader->finish(clean, [this](std::string_view json) { publish(json); });
         if (refused) replace(outcome, GCOALESCE_FAILED, refused->code, refused->message);
         return outcome;
+    }
+
+    // A whole answer: does it hold to its schema, and may readers have it? One that upstream cut off itself
+    // (MAX_TOKENS, SAFETY) cannot hold, and asking again would end alike: its reason says what it is.
+    void look_at_whole(Outcome& outcome) {
+        if (outcome.kind != GCOALESCE_COMPLETE) return;
+        if (check.schema && outcome.reusable) {
+            for (const std::string& text : texts) {
+                const std::optional<Violation> violation = check.schema->check(text);
+                if (!violation) continue;
+                return replace(outcome, GCOALESCE_INVALID, GCOALESCE_SCHEMA_BROKEN,
+                               fmt::format("the answer does not hold to its schema: at {}: {}",
+                                           violation->path.empty() ? "its root" : violation->path, violation->message));
+            }
+        }
+        for (const std::string& event : held) {
+            if (const Result<void> appended = store.append(stream, event); !appended)
+                return replace(outcome, GCOALESCE_FAILED, appended.error().code, appended.error().message);
+        }
     }
 
     // What was learnt of the answer (tokens, model) stays.
@@ -188,13 +216,17 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         running.reset();
         next_event.reset();
         if (outcome.kind == GCOALESCE_FAILED && !refused && outcome.retry_ms == 0) outcome.retry_ms = retry_after_ms;
+        const Nanos now = timers.clock().monotonic();
+        refusals.note(call.model, outcome, now); // before anyone calls again, we included
         if (events == 0 && outcome.kind == GCOALESCE_FAILED && tries <= limits.retries && worth_a_retry(outcome)) {
-            const Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
-            if (delay < deadline - timers.clock().monotonic()) {
+            Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
+            if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
+            if (delay < deadline - now) {
                 next_try = timers.after(delay, [this] { start_try(); });
                 return;
             }
         }
+        look_at_whole(outcome);
         finish(outcome);
     }
 
@@ -214,9 +246,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     }
 };
 
-Producer::Producer(Store& store, Upstream& upstream, Timers& timers, StreamRef stream, UpstreamCall call,
-                   const ProducerLimits& limits, Ended ended)
-    : state_(std::make_shared<State>(store, upstream, timers, stream, std::move(call), limits, std::move(ended))) {
+Producer::Producer(Store& store, Upstream& upstream, Timers& timers, Refusals& refusals, StreamRef stream,
+                   UpstreamCall call, const ProducerLimits& limits, AnswerCheck check, Ended ended)
+    : state_(std::make_shared<State>(store, upstream, timers, refusals, stream, std::move(call), limits,
+                                     std::move(check), std::move(ended))) {
     state_->start();
 }
 

@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include "broker/refusals.hpp"
 #include "broker/store.hpp"
 #include "broker/timers.hpp"
 #include "broker/upstream.hpp"
+#include "templates/schema.hpp"
 
 namespace gcoalesce {
 
@@ -18,6 +21,12 @@ struct ProducerLimits {
     std::size_t stream_bytes = 4 << 20;
 };
 
+// What a whole answer must be like, and whether readers see it before that is known.
+struct AnswerCheck {
+    std::optional<Schema> schema; // of each candidate's text, where STOP is its reason; absent: anything goes
+    bool hold = false;            // nothing is published before the check has passed
+};
+
 // Single-threaded: the event loop's.
 class Producer {
   public:
@@ -26,9 +35,10 @@ class Producer {
     // The outcome's retry_ms is RetryInfo's, else that of the Retry-After header.
     using Ended = std::function<void(const Outcome&)>;
 
-    // Starts the call at once. The referenced objects must outlive it.
-    Producer(Store& store, Upstream& upstream, Timers& timers, StreamRef stream, UpstreamCall call,
-             const ProducerLimits& limits, Ended ended);
+    // Starts the call at once. The referenced objects must outlive it. An answer that does not pass the check ends
+    // GCOALESCE_INVALID; where it was held back, no event of it was published.
+    Producer(Store& store, Upstream& upstream, Timers& timers, Refusals& refusals, StreamRef stream, UpstreamCall call,
+             const ProducerLimits& limits, AnswerCheck check, Ended ended);
     ~Producer(); // at any time: cancels what is under way; `ended` is not called any more
     Producer(const Producer&) = delete;
     Producer& operator=(const Producer&) = delete;

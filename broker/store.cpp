@@ -9,13 +9,15 @@
 #include <unistd.h>
 
 #include "base/sha256.hpp"
+#include "base/units.hpp"
 #include "segment/futex.hpp"
 
 namespace gcoalesce {
 namespace bip = boost::interprocess;
 namespace {
 
-constexpr std::uint64_t kMostTemplates = 1024;
+constexpr std::uint64_t kMostTemplates = 256;
+constexpr std::uint64_t kTemplateRoom = 32; // at least
 constexpr std::uint64_t kLogRecords = 4096;
 constexpr std::uint64_t kErrors = 128;
 constexpr std::uint64_t kFirstExtent = 4096;
@@ -30,6 +32,10 @@ constexpr std::uint32_t kMostPins = 1 << 24;
 
 std::uint64_t index_entries(std::uint32_t slots) {
     return std::bit_ceil(std::uint64_t{slots} * 4);
+}
+
+std::uint64_t template_room(std::size_t templates) {
+    return std::min(std::max(kTemplateRoom, 2 * std::uint64_t{templates}), kMostTemplates);
 }
 
 std::uint64_t aligned(std::uint64_t offset) {
@@ -96,6 +102,10 @@ struct Store::Private {
     std::uint64_t capacity = 0;    // of that extent
     std::uint64_t within = 0;      // bytes of it in use
     std::uint64_t held = 0;        // bytes of all extents
+    std::uint64_t coalesced = 0;   // requests that read it at no cost, before its cost was known
+    bool dropped = false;
+    bool paid = true; // a call was made for it
+    StreamId stream_id = 0;
     Nanos opened = 0;
     Nanos ended_at = 0;
     Nanos last_left = 0; // when a subscriber was last seen
@@ -107,7 +117,6 @@ struct Store::LaneState {
     Lane lane;
     bool revoked = false;
     std::uint32_t changes = 0;
-    std::uint64_t joined = 0, fresh = 0;
     struct Seen {
         std::uint32_t slot;
         std::uint32_t pins;
@@ -125,7 +134,7 @@ struct Store::LaneState {
 std::size_t Store::table_bytes(std::uint32_t slots, std::size_t templates) {
     std::uint64_t at = aligned(sizeof(Header));
     at = aligned(at + std::size(kCounters) * sizeof(CounterEntry));
-    at = aligned(at + templates * sizeof(TemplateEntry));
+    at = aligned(at + template_room(templates) * sizeof(TemplateEntry));
     at = aligned(at + index_entries(slots) * sizeof(IndexEntry));
     at = aligned(at + std::uint64_t{slots} * sizeof(Slot));
     at = aligned(at + kLogRecords * sizeof(LogRecord));
@@ -166,8 +175,8 @@ Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions&
     };
     store->counters_ =
         reinterpret_cast<CounterEntry*>(place(header.counters, std::size(kCounters), sizeof(CounterEntry)));
-    store->templates_ =
-        reinterpret_cast<TemplateEntry*>(place(header.templates, templates.size(), sizeof(TemplateEntry)));
+    store->templates_ = reinterpret_cast<TemplateEntry*>(
+        place(header.templates, template_room(templates.size()), sizeof(TemplateEntry)));
     store->index_ =
         reinterpret_cast<IndexEntry*>(place(header.index, index_entries(options.slots), sizeof(IndexEntry)));
     store->slots_ = reinterpret_cast<Slot*>(place(header.slots, options.slots, sizeof(Slot)));
@@ -197,23 +206,14 @@ Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions&
         text.help.assign(kCounters[i].help);
         text.kind = static_cast<std::uint32_t>(kCounters[i].kind);
     }
-    for (std::size_t i = 0; i < templates.size(); ++i) {
-        TemplatePolicy policy{};
-        policy.id.assign(templates[i].id);
-        policy.revision = templates[i].revision;
-        policy.flags = templates[i].fast_path ? std::uint32_t{template_fast_path} : 0;
-        policy.ttl_idle = templates[i].ttl_idle;
-        policy.ttl_window = templates[i].ttl_window;
-        policy.window = templates[i].window;
-        policy.linger = templates[i].linger;
-        store->templates_[i].policy.store(policy);
-    }
     store->free_.reserve(options.slots);
     for (std::uint32_t i = options.slots; i-- > 0;) {
         store->slots_[i].generation.store(kClosedToJoiners, std::memory_order_relaxed);
         store->free_.push_back(i);
     }
     store->pool_ = std::make_unique<Pool>(base, header.extents);
+    store->template_states_.resize(header.templates.count);
+    if (Result<void> set = store->set_templates(templates); !set) return tl::unexpected(set.error());
     header.extents_free.store(store->pool_->available(), std::memory_order_relaxed);
     store->heartbeat();
 
@@ -238,6 +238,133 @@ void Store::set_state(BrokerState state) {
 void Store::heartbeat() {
     header_->heartbeat_wall_ns.store(clock_.wall(), std::memory_order_relaxed);
     header_->heartbeat_ns.store(clock_.monotonic(), std::memory_order_release);
+}
+
+// ---- templates -----------------------------------------------------------------------------------------------------
+
+// The entry that has the template already, or a free one: never used, or of a template that is gone with its streams.
+Result<std::uint32_t> Store::place_for(const TemplateSettings& settings) {
+    std::optional<std::uint32_t> free;
+    for (std::uint32_t i = 0; i < header_->templates.count; ++i) {
+        const std::uint64_t sequence = templates_[i].sequence.load(std::memory_order_relaxed);
+        const TemplatePolicy policy = templates_[i].policy.load();
+        if (sequence != 0 && policy.id.view() == settings.id) return i;
+        const bool unused =
+            sequence == 0 || ((policy.flags & template_removed) != 0 && template_states_[i].streams == 0);
+        if (unused && !free) free = i;
+    }
+    if (!free)
+        return fail(GCOALESCE_BAD_REQUEST, "there is room for {} templates, and no more: restart the broker",
+                    header_->templates.count);
+    return *free;
+}
+
+void Store::write_policy(std::uint32_t index, const TemplateSettings& settings) {
+    TemplateEntry& entry = templates_[index];
+    TemplateState& state = template_states_[index];
+    const TemplatePolicy old = entry.policy.load();
+    TemplatePolicy policy{};
+    policy.id.assign(settings.id);
+    policy.revision = settings.revision;
+    const auto flag = [&](bool wanted, TemplateFlags which) {
+        if (wanted) policy.flags |= which;
+    };
+    flag(settings.fast_path(), template_fast_path);
+    flag(settings.explicit_keys, template_explicit_keys);
+    flag(settings.realms, template_realms);
+    flag(settings.snapshots, template_snapshots);
+    flag(settings.checked(), template_schema);
+    flag(settings.live, template_live);
+    flag(settings.strict_individual, template_strict);
+    policy.max_individual = settings.max_individual;
+    policy.ttl_idle = settings.ttl_idle;
+    policy.ttl_window = settings.ttl_window;
+    policy.window = settings.window;
+    policy.linger = settings.linger;
+    policy.snapshot_ttl = settings.snapshot_ttl;
+    policy.kv_after = settings.kv_after;
+    policy.kv_ttl = settings.kv_ttl;
+    policy.cancel_after = settings.cancel_after.value_or(-1);
+    policy.in_flight = settings.in_flight;
+    policy.calls_a_minute = settings.calls_a_minute;
+    policy.subscribers = settings.subscribers;
+    policy.stream_bytes = settings.stream_bytes;
+    policy.pool_bytes = header_->extents.count / 100 * settings.pool_share;
+    if (const std::string_view source = settings.source(); !source.empty()) {
+        if (const std::uint64_t offset = allocate(aligned(source.size())); offset != 0) {
+            copy_in(memory_.data() + offset, source.data(), source.size());
+            policy.source_offset = offset;
+            policy.source_bytes = source.size();
+        }
+    }
+    // A reader loads the sequence, copies, and loads it again: any change between shows (copy_in()'s argument).
+    const std::uint64_t sequence = entry.sequence.load(std::memory_order_relaxed);
+    const bool another = sequence == 0 || old.id.view() != settings.id;
+    entry.sequence.store(sequence + 1, std::memory_order_release);
+    entry.policy.store(policy);
+    if (another) { // what was counted here was another template's
+        for (Shared<std::uint64_t>& value : entry.counts) value.store(0, std::memory_order_relaxed);
+        for (Histogram* histogram : {&entry.first_event, &entry.join}) {
+            for (Shared<std::uint64_t>& value : histogram->buckets) value.store(0, std::memory_order_relaxed);
+            histogram->sum_us.store(0, std::memory_order_relaxed);
+            histogram->count.store(0, std::memory_order_relaxed);
+        }
+        entry.window_until.store(0, std::memory_order_relaxed);
+        entry.pushed.store(0, std::memory_order_relaxed);
+        state.held = 0;
+    }
+    entry.sequence.store(sequence + 2, std::memory_order_release);
+    if (state.source != 0) pool_->free(state.source);
+    state.source = policy.source_offset;
+    state.linger = settings.linger;
+    state.pool_bytes = policy.pool_bytes;
+}
+
+Result<void> Store::set_templates(const std::vector<TemplateSettings>& templates) {
+    std::size_t new_ones = 0;
+    std::size_t free_places = 0;
+    for (std::uint32_t i = 0; i < header_->templates.count; ++i) {
+        const TemplatePolicy policy = templates_[i].policy.load();
+        const bool used = templates_[i].sequence.load(std::memory_order_relaxed) != 0;
+        if (!used || ((policy.flags & template_removed) != 0 && template_states_[i].streams == 0)) ++free_places;
+    }
+    for (const TemplateSettings& settings : templates) new_ones += template_index(settings.id).has_value() ? 0 : 1;
+    if (new_ones > free_places)
+        return fail(GCOALESCE_BAD_REQUEST,
+                    "expected at most {} templates that were not there at the start, found {}: restart the broker",
+                    free_places, new_ones);
+    for (std::uint32_t i = 0; i < header_->templates.count; ++i) {
+        if (templates_[i].sequence.load(std::memory_order_relaxed) == 0) continue;
+        const TemplatePolicy old = templates_[i].policy.load();
+        const auto now = std::find_if(templates.begin(), templates.end(),
+                                      [&](const TemplateSettings& settings) { return settings.id == old.id.view(); });
+        if (now != templates.end() && now->revision == old.revision && (old.flags & template_removed) == 0) continue;
+        for (const StreamRef stream : of_template(i)) close_to_joiners(stream);
+        if (now != templates.end() || (old.flags & template_removed) != 0) continue;
+        TemplatePolicy gone = old;
+        gone.flags |= template_removed;
+        gone.flags &= ~std::uint32_t{template_fast_path};
+        const std::uint64_t sequence = templates_[i].sequence.load(std::memory_order_relaxed);
+        templates_[i].sequence.store(sequence + 1, std::memory_order_release);
+        templates_[i].policy.store(gone);
+        templates_[i].sequence.store(sequence + 2, std::memory_order_release);
+    }
+    for (const TemplateSettings& settings : templates) {
+        const Result<std::uint32_t> index = place_for(settings);
+        if (!index) return tl::unexpected(index.error());
+        write_policy(*index, settings);
+    }
+    header_->extents_free.store(pool_->available(), std::memory_order_relaxed);
+    return {};
+}
+
+std::optional<std::uint32_t> Store::template_index(std::string_view id) const {
+    for (std::uint32_t i = 0; i < header_->templates.count; ++i) {
+        if (templates_[i].sequence.load(std::memory_order_relaxed) == 0) continue;
+        const TemplatePolicy policy = templates_[i].policy.load();
+        if (policy.id.view() == id && (policy.flags & template_removed) == 0) return i;
+    }
+    return std::nullopt;
 }
 
 // ---- index ---------------------------------------------------------------------------------------------------------
@@ -301,8 +428,12 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     known.in_use = true;
     known.key = opening.key;
     known.template_index = opening.template_index;
+    known.stream_id = opening.stream_id;
     known.opened = now;
     known.last_left = now;
+    known.paid = opening.status != GCOALESCE_SNAPSHOT;
+    ++template_states_[opening.template_index].streams;
+    by_id_[opening.stream_id] = number;
 
     // The slot is closed and free: nobody but a stale joiner, who will see "closed" and go, and an inspector, who
     // checks the identity after its copy, looks at it while it is filled.
@@ -311,6 +442,11 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     facts.template_index = opening.template_index;
     facts.method = static_cast<std::uint8_t>(opening.method);
     facts.sharing = static_cast<std::uint8_t>(opening.sharing);
+    facts.status = static_cast<std::uint8_t>(opening.status);
+    facts.checking = static_cast<std::uint8_t>(opening.checking);
+    facts.template_revision = view_.policy(opening.template_index).value_or(TemplatePolicy{}).revision;
+    facts.realm = opening.realm;
+    facts.individual_of = opening.individual_of;
     facts.opened_ns = now;
     facts.opened_wall_ns = clock_.wall();
     facts.request_bytes = opening.request.size();
@@ -353,6 +489,35 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     return stream;
 }
 
+std::optional<StreamRef> Store::find_stream(StreamId id) const {
+    const auto found = by_id_.find(id);
+    if (found == by_id_.end() || private_[found->second].dropped) return std::nullopt;
+    if (slots_[found->second].evicted.load(std::memory_order_relaxed) != 0) return std::nullopt;
+    return ref(found->second);
+}
+
+std::vector<StreamRef> Store::match(std::string_view hex) const {
+    std::vector<StreamRef> found;
+    for (std::uint32_t i = 0; i < swept_to_; ++i) {
+        if (!private_[i].in_use) continue;
+        if (to_hex(private_[i].key).starts_with(hex) || to_hex(private_[i].stream_id).starts_with(hex))
+            found.push_back(ref(i));
+    }
+    return found;
+}
+
+std::vector<StreamRef> Store::of_template(std::uint32_t index) const {
+    std::vector<StreamRef> found;
+    for (std::uint32_t i = 0; i < swept_to_; ++i) {
+        if (private_[i].in_use && private_[i].template_index == index) found.push_back(ref(i));
+    }
+    return found;
+}
+
+bool Store::ended(StreamRef stream) const {
+    return !holds(stream) || private_[stream.slot].ended;
+}
+
 std::optional<StreamRef> Store::find(const Key& key) const {
     const auto found = indexed_.find(key);
     if (found == indexed_.end()) return std::nullopt;
@@ -371,9 +536,8 @@ StreamId Store::stream_id(StreamRef stream) const {
     return slots_[stream.slot].opening.load().stream_id;
 }
 
-Result<void> Store::append(StreamRef stream, std::string_view event) {
-    if (!holds(stream) || private_[stream.slot].ended)
-        return fail(GCOALESCE_INTERNAL, "an event for a stream that is not in flight");
+// Writes an event behind the last one; the count that shows it is the caller's to store.
+Result<void> Store::put(StreamRef stream, std::string_view event) {
     Slot& s = slot(stream);
     Private& known = private_[stream.slot];
     const std::uint64_t needed = record_bytes(event.size());
@@ -381,6 +545,14 @@ Result<void> Store::append(StreamRef stream, std::string_view event) {
         const std::uint64_t doubled =
             known.last_extent == 0 ? kFirstExtent : std::min(2 * known.capacity, kLargestExtent);
         std::uint64_t capacity = std::max(doubled, needed);
+        TemplateState& share = template_states_[known.template_index];
+        if (share.held + sizeof(Extent) + capacity > share.pool_bytes) capacity = needed;
+        while (share.held + sizeof(Extent) + capacity > share.pool_bytes) {
+            if (!reclaim(Wanted::extents, known.template_index))
+                return fail(GCOALESCE_NO_MEMORY,
+                            "the template's share of the segment, {}, is full: raise its pool_share",
+                            format_size(share.pool_bytes));
+        }
         std::uint64_t offset = pool_->allocate(sizeof(Extent) + capacity);
         if (offset == 0) {
             capacity = needed;
@@ -404,6 +576,7 @@ Result<void> Store::append(StreamRef stream, std::string_view event) {
         known.capacity = capacity;
         known.within = 0;
         known.held += sizeof(Extent) + capacity;
+        share.held += sizeof(Extent) + capacity;
         header_->extents_free.store(pool_->available(), std::memory_order_relaxed);
     }
     std::byte* at = memory_.data() + known.last_extent + sizeof(Extent) + known.within;
@@ -411,7 +584,45 @@ Result<void> Store::append(StreamRef stream, std::string_view event) {
     copy_in(at, &length, 8);
     copy_in(at + 8, event.data(), event.size());
     known.within += needed;
+    return {};
+}
 
+Result<StreamRef> Store::restore(const StreamOpening& opening, const std::vector<std::string>& events,
+                                 const SlotEnding& ending, Nanos fresh_for) {
+    const Result<StreamRef> stream = open(opening, false); // closed: nobody looks at it while it is filled
+    if (!stream) return stream;
+    Slot& s = slot(*stream);
+    Private& known = private_[stream->slot];
+    std::uint64_t bytes = 0;
+    for (const std::string& event : events) {
+        if (const Result<void> done = put(*stream, event); !done) {
+            known.ended = true;
+            drop(*stream);
+            return tl::unexpected(done.error());
+        }
+        bytes += event.size();
+    }
+    const Nanos now = clock_.monotonic();
+    known.ended = true;
+    known.ended_at = now;
+    known.last_left = now;
+    SlotEnding again = ending;
+    again.reusable = fresh_for > 0 ? 1 : 0;
+    s.ending.store(again);
+    s.committed_bytes.store(bytes, std::memory_order_relaxed);
+    s.committed.store(events.size(), std::memory_order_seq_cst);
+    s.fresh_until.store(fresh_for > 0 ? now + fresh_for : 0, std::memory_order_release);
+    s.state.store(static_cast<std::uint32_t>(SlotState::ended), std::memory_order_seq_cst);
+    if (fresh_for > 0) reopen(*stream);
+    return stream;
+}
+
+Result<void> Store::append(StreamRef stream, std::string_view event) {
+    if (!holds(stream) || private_[stream.slot].ended)
+        return fail(GCOALESCE_INTERNAL, "an event for a stream that is not in flight");
+    if (Result<void> done = put(stream, event); !done) return done;
+    Slot& s = slot(stream);
+    Private& known = private_[stream.slot];
     const std::uint64_t committed = s.committed.load(std::memory_order_relaxed);
     if (committed == 0) {
         const Nanos now = clock_.monotonic();
@@ -446,7 +657,8 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     if (!holds(stream) || private_[stream.slot].ended) return;
     Slot& s = slot(stream);
     Private& known = private_[stream.slot];
-    const bool reusable = fresh_for > 0;
+    const bool open_to_joiners = (s.generation.load(std::memory_order_relaxed) & kClosedToJoiners) == 0;
+    const bool reusable = fresh_for > 0 && open_to_joiners;
     if (!reusable) close_to_joiners(stream); // first; the ending shows after
     const Nanos now = clock_.monotonic();
     known.ended = true;
@@ -461,12 +673,26 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     switch (ending.kind) {
     case GCOALESCE_COMPLETE: count(Counter::streams_complete); break;
     case GCOALESCE_TRUNCATED: count(Counter::streams_truncated); break;
+    case GCOALESCE_INVALID: count(Counter::streams_invalid); break;
+    case GCOALESCE_CANCELLED: count(Counter::streams_cancelled); break;
+    case GCOALESCE_INTERRUPTED: count(Counter::streams_interrupted); break;
     default: count(Counter::streams_failed); break;
     }
     if (reusable) count(Counter::streams_reusable);
-    count(Counter::tokens_prompt, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.prompt_tokens, 0)));
-    count(Counter::tokens_answer, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.answer_tokens, 0)));
-    count(Counter::tokens_thoughts, static_cast<std::uint64_t>(std::max<std::int64_t>(ending.thought_tokens, 0)));
+    if (known.paid) {
+        const auto told = [](std::int64_t tokens) {
+            return static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0));
+        };
+        count(Counter::tokens_prompt, told(ending.prompt_tokens));
+        count(Counter::tokens_answer, told(ending.answer_tokens));
+        count(Counter::tokens_thoughts, told(ending.thought_tokens));
+        count(known.template_index, TemplateCounter::prompt_tokens_paid,
+              told(ending.prompt_tokens - ending.cached_tokens));
+        count(known.template_index, TemplateCounter::cached_tokens_paid, told(ending.cached_tokens));
+        count(known.template_index, TemplateCounter::thought_tokens_paid, told(ending.thought_tokens));
+        count(known.template_index, TemplateCounter::answer_tokens_paid, told(ending.answer_tokens));
+    }
+    count_tokens_avoided(stream.slot, known.coalesced);
     log(LogKind::ended, ending.kind, stream, s.committed.load(std::memory_order_relaxed), ending.finish_reason.view());
     publish(s, stream.slot);
 }
@@ -507,13 +733,21 @@ void Store::reopen(StreamRef stream) {
     if (!private_[stream.slot].indexed) index(stream.slot, private_[stream.slot].key);
 }
 
+void Store::drop(StreamRef stream) {
+    if (!holds(stream)) return;
+    close_to_joiners(stream);
+    private_[stream.slot].dropped = true;
+    count(Counter::streams_purged);
+    log(LogKind::purged, 0, stream);
+    retire(stream); // else with its last reader
+}
+
 bool Store::retire(StreamRef stream) {
     if (!holds(stream) || !private_[stream.slot].ended) return false;
     Slot& s = slot(stream);
     if ((s.generation.load(std::memory_order_relaxed) & kClosedToJoiners) == 0) return false;
-    if (pins_on(stream.slot) != 0) return false; // look again later
-    for (const auto& lane : lanes_)
-        lane->lane.entry(stream.slot).joins.store(0, std::memory_order_relaxed); // not the next one's
+    if (pins_on(stream.slot) != 0) return false;                    // look again later
+    for (const auto& lane : lanes_) take_joins(*lane, stream.slot); // they are not the next one's
     Private& known = private_[stream.slot];
     log(LogKind::retired, 0, stream, s.committed.load(std::memory_order_relaxed));
     // Free before the identity advances: nobody finds the old stream's facts under the new identity. That advances
@@ -524,6 +758,9 @@ bool Store::retire(StreamRef stream) {
     free_extents(stream.slot);
     if (known.request_extent != 0) pool_->free(known.request_extent);
     s.subscribers.store(0, std::memory_order_relaxed);
+    if (const auto found = by_id_.find(known.stream_id); found != by_id_.end() && found->second == stream.slot)
+        by_id_.erase(found);
+    --template_states_[known.template_index].streams;
     known = Private{};
     free_.push_back(stream.slot);
     count(Counter::streams_retired);
@@ -540,6 +777,7 @@ void Store::free_extents(std::uint32_t number) {
         offset = next;
     }
     slots_[number].first_extent.store(0, std::memory_order_release);
+    template_states_[private_[number].template_index].held -= private_[number].held;
     private_[number].held = 0;
 }
 
@@ -565,13 +803,14 @@ std::uint64_t Store::allocate(std::uint64_t bytes) {
 
 // Oldest first: what nobody reads and is past its freshness, then what nobody reads, then what only readers that stand
 // still hold; at the very last the pins of the lane that holds most.
-bool Store::reclaim(Wanted wanted) {
+bool Store::reclaim(Wanted wanted, std::optional<std::uint32_t> only) {
     const Nanos now = clock_.monotonic();
     for (const bool fresh_too : {false, true}) {
         std::vector<std::uint32_t> candidates;
         for (std::uint32_t i = 0; i < swept_to_; ++i) {
             const Private& known = private_[i];
             if (!known.in_use || !known.ended) continue;
+            if (only && (known.template_index != *only || known.held == 0)) continue;
             if (!fresh_too && now < slots_[i].fresh_until.load(std::memory_order_relaxed)) continue;
             candidates.push_back(i);
         }
@@ -589,6 +828,7 @@ bool Store::reclaim(Wanted wanted) {
         std::vector<std::uint32_t> candidates;
         for (std::uint32_t i = 0; i < swept_to_; ++i) {
             const Private& known = private_[i];
+            if (only && known.template_index != *only) continue;
             if (known.in_use && known.ended && known.held != 0 && stalled_only(i, now)) candidates.push_back(i);
         }
         std::sort(candidates.begin(), candidates.end(),
@@ -605,7 +845,7 @@ bool Store::reclaim(Wanted wanted) {
             if (was_open) reopen(stream);
         }
     }
-    return revoke_greediest(now);
+    return !only && revoke_greediest(now);
 }
 
 // Whether every lane that pins the slot has had no reader of it move for the stall timeout.
@@ -702,10 +942,25 @@ Result<void> Store::pin(LaneId id, StreamRef stream) {
         for (LaneState::Seen& seen : lane->seen) { // a new reader has the stall timeout before it
             if (seen.slot == stream.slot) seen.moved = clock_.monotonic();
         }
-        slot(stream).joins.fetch_add(1, std::memory_order_relaxed);
+        slots_[stream.slot].joins.fetch_add(1, std::memory_order_relaxed);
         return {};
     }
     return fail(GCOALESCE_NOT_FOUND, "no such attachment");
+}
+
+// Counts what joined the slot through this lane since the last look.
+void Store::take_joins(LaneState& lane, std::uint32_t number) {
+    PinEntry& entry = lane.lane.entry(number);
+    const Private& known = private_[number];
+    for (const auto& [word, status] : {std::pair{&entry.joined, GCOALESCE_JOINED}, {&entry.fresh, GCOALESCE_FRESH}}) {
+        const std::uint32_t joins = word->load(std::memory_order_relaxed);
+        if (joins == 0) continue;
+        word->fetch_sub(joins, std::memory_order_relaxed);
+        if (!known.in_use || joins >= kMostJoinsASweep) continue;
+        slots_[number].joins.fetch_add(joins, std::memory_order_relaxed);
+        count_request(known.template_index, status, joins);
+        count_avoided(ref(number), joins);
+    }
 }
 
 void Store::fold(LaneState& state, Nanos now) {
@@ -714,26 +969,19 @@ void Store::fold(LaneState& state, Nanos now) {
     const std::uint32_t changes = header.changes.load(std::memory_order_acquire);
     if (changes == state.changes) return;
     state.changes = changes;
-    const auto fold_total = [&](const Shared<std::uint64_t>& total, std::uint64_t& seen, Counter counter) {
-        const std::uint64_t value = total.load(std::memory_order_relaxed);
-        if (value - seen < kMostJoinsASweep) count(counter, value - seen);
-        seen = value;
-    };
-    fold_total(header.joined, state.joined, Counter::requests_joined);
-    fold_total(header.fresh, state.fresh, Counter::requests_fresh);
 
     std::vector<LaneState::Seen> seen;
     auto old = state.seen.begin();
     for (std::uint32_t i = 0; i < swept_to_; ++i) {
         PinEntry& entry = state.lane.entry(i);
         const std::uint32_t pins = entry.pins.load(std::memory_order_relaxed);
-        const std::uint32_t joins = entry.joins.load(std::memory_order_relaxed);
+        const bool joins =
+            entry.joined.load(std::memory_order_relaxed) != 0 || entry.fresh.load(std::memory_order_relaxed) != 0;
         const bool was = old != state.seen.end() && old->slot == i;
-        if (pins == 0 && joins == 0 && !was) continue;
+        if (pins == 0 && !joins && !was) continue;
         Private& known = private_[i];
-        if (joins != 0) {
-            entry.joins.fetch_sub(joins, std::memory_order_relaxed);
-            if (known.in_use && joins < kMostJoinsASweep) slots_[i].joins.fetch_add(joins, std::memory_order_relaxed);
+        if (joins) {
+            take_joins(state, i);
             known.last_left = now;
         }
         const std::uint32_t before = was ? old->pins : 0;
@@ -741,7 +989,7 @@ void Store::fold(LaneState& state, Nanos now) {
         subscribers_[i] -= before;
         if (pins != before) known.last_left = now;
         if (pins != 0) {
-            if (was && pins == before && joins == 0)
+            if (was && pins == before && !joins)
                 seen.push_back(*old);
             else
                 seen.push_back({i, pins, entry.moves.load(std::memory_order_relaxed), now});
@@ -792,8 +1040,9 @@ void Store::sweep() {
         }
         if (subscribers_[i] != 0) continue;
         const bool evicted = slots_[i].evicted.load(std::memory_order_relaxed) != 0;
-        const Nanos linger = templates_[known.template_index].policy.load().linger;
-        if (!evicted && (now - known.last_left < linger || now < slots_[i].fresh_until.load(std::memory_order_relaxed)))
+        const Nanos linger = template_states_[known.template_index].linger;
+        if (!evicted && !known.dropped &&
+            (now - known.last_left < linger || now < slots_[i].fresh_until.load(std::memory_order_relaxed)))
             continue;
         const StreamRef stream = ref(i);
         close_to_joiners(stream);
@@ -873,8 +1122,57 @@ bool Store::note_error(Code code, int upstream_status, std::string_view message)
     return !known;
 }
 
-void Store::set_window(std::uint32_t template_index, Nanos until) {
+void Store::set_window(std::uint32_t template_index, Nanos until, Nanos pushed) {
     templates_[template_index].window_until.store(until, std::memory_order_release);
+    templates_[template_index].pushed.store(pushed, std::memory_order_release);
+}
+
+void Store::count(std::uint32_t template_index, TemplateCounter counter, std::uint64_t add) {
+    Shared<std::uint64_t>& value = templates_[template_index].counts[static_cast<std::size_t>(counter)];
+    value.store(value.load(std::memory_order_relaxed) + add, std::memory_order_relaxed);
+}
+
+std::uint64_t Store::counted(std::uint32_t template_index, TemplateCounter counter) const {
+    return templates_[template_index].counts[static_cast<std::size_t>(counter)].load(std::memory_order_relaxed);
+}
+
+void Store::count_request(std::uint32_t template_index, gcoalesce_status status, std::uint64_t add) {
+    constexpr Counter totals[] = {Counter::requests_refused,    Counter::requests_started,  Counter::requests_joined,
+                                  Counter::requests_fresh,      Counter::requests_snapshot, Counter::requests_resumed,
+                                  Counter::requests_individual, Counter::requests_bypass};
+    count(totals[status], add);
+    count(template_index, static_cast<TemplateCounter>(status), add); // the first of them are by status
+    if (status == GCOALESCE_OPENING || status == GCOALESCE_RESUMED) return;
+    const Nanos pushed = templates_[template_index].pushed.load(std::memory_order_relaxed);
+    const Nanos since = pushed == 0 ? 3600 * kSecond : clock_.monotonic() - pushed;
+    const std::uint32_t bucket = since < 5 * kSecond ? 0 : since < 10 * kSecond ? 1 : since < 30 * kSecond ? 2 : 3;
+    const auto nth = [&](TemplateCounter first) {
+        return static_cast<TemplateCounter>(static_cast<std::uint32_t>(first) + bucket);
+    };
+    count(template_index, nth(TemplateCounter::requests_0s), add);
+    if (status == GCOALESCE_JOINED || status == GCOALESCE_FRESH || status == GCOALESCE_SNAPSHOT)
+        count(template_index, nth(TemplateCounter::coalesced_0s), add);
+}
+
+void Store::count_avoided(StreamRef stream, std::uint64_t add) {
+    if (!holds(stream)) return;
+    if (private_[stream.slot].ended)
+        count_tokens_avoided(stream.slot, add);
+    else
+        private_[stream.slot].coalesced += add; // until its cost is known
+}
+
+void Store::count_tokens_avoided(std::uint32_t number, std::uint64_t times) {
+    if (times == 0) return;
+    const SlotEnding ending = slots_[number].ending.load();
+    const auto add = [&](TemplateCounter counter, std::int64_t tokens) {
+        count(private_[number].template_index, counter,
+              static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 0)) * times);
+    };
+    add(TemplateCounter::prompt_tokens_avoided, ending.prompt_tokens - ending.cached_tokens);
+    add(TemplateCounter::cached_tokens_avoided, ending.cached_tokens);
+    add(TemplateCounter::thought_tokens_avoided, ending.thought_tokens);
+    add(TemplateCounter::answer_tokens_avoided, ending.answer_tokens);
 }
 
 void Store::count_join_time(std::uint32_t template_index, Nanos took) {

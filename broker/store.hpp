@@ -9,10 +9,12 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "broker/policy.hpp"
 #include "protocol/gemini.hpp"
 #include "segment/counters.hpp"
 #include "segment/lane.hpp"
@@ -33,19 +35,16 @@ struct StoreOptions {
     Nanos stall_timeout = 60 * kSecond; // a reader that did not move for this long may be evicted under pressure
 };
 
-struct TemplateSettings {
-    std::string id = "default";
-    std::uint64_t revision = 1;
-    bool fast_path = true;
-    Nanos ttl_idle = 200 * kMillisecond, ttl_window = 5 * kSecond, window = 6 * kSecond, linger = 30 * kSecond;
-};
-
 struct StreamOpening {
     Key key{};
     StreamId stream_id = 0;
     std::uint32_t template_index = 0;
     Method method = Method::stream;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
+    gcoalesce_status status = GCOALESCE_STARTED;
+    AnswerChecking checking = AnswerChecking::none;
+    std::uint64_t realm = 0;
+    StreamId individual_of = 0;
     std::string_view model;
     std::string_view request; // the body; its first 4 KiB are kept for people who look at the stream
 };
@@ -64,6 +63,12 @@ class Store {
   public:
     // The bytes a segment needs besides its extents.
     static std::size_t table_bytes(std::uint32_t slots, std::size_t templates = 1);
+
+    // Another set in place of the present one; the first must be the default one. Streams of a template that is gone,
+    // or that has another revision, are closed to joiners. GCOALESCE_BAD_REQUEST: more than there is room for (twice as
+    // many as at the start, 32 at least), and nothing has changed.
+    Result<void> set_templates(const std::vector<TemplateSettings>& templates);
+    std::optional<std::uint32_t> template_index(std::string_view id) const; // of those in force
 
     // Formats `memory`, which must be zero, and keeps it. Not ready for readers before set_ready().
     // GCOALESCE_BAD_REQUEST: too few bytes for the tables and 256 KiB of extents, or slots out of range.
@@ -86,13 +91,27 @@ class Store {
     // closed from the start. GCOALESCE_BUSY: every slot holds a stream that somebody needs.
     Result<StreamRef> open(const StreamOpening& opening, bool indexed);
 
+    // A stream that had ended before: all of it at once. fresh_for: 0: requests for its key do not find it. Errors: as
+    // open() and append().
+    Result<StreamRef> restore(const StreamOpening& opening, const std::vector<std::string>& events,
+                              const SlotEnding& ending, Nanos fresh_for);
+
     // The stream that requests for this key find, if any: joinable or not.
     std::optional<StreamRef> find(const Key& key) const;
 
     enum class Joinable { no, in_flight, fresh };
     Joinable joinable(StreamRef stream) const; // that is: open to joiners, and in flight or complete and fresh
 
+    // By its id, while it can still be read.
+    std::optional<StreamRef> find_stream(StreamId id) const;
+    // Those whose key or stream id begins with these digits.
+    std::vector<StreamRef> match(std::string_view hex) const;
+    std::vector<StreamRef> of_template(std::uint32_t index) const;
+
     StreamId stream_id(StreamRef stream) const;
+    SlotOpening opening(StreamRef stream) const { return slots_[stream.slot].opening.load(); }
+    const Slot& slot(std::uint32_t number) const { return slots_[number]; }
+    bool ended(StreamRef stream) const;
     StreamRef ref(std::uint32_t slot) const {
         return {slot, slots_[slot].generation.load(std::memory_order_relaxed) >> 1};
     }
@@ -114,6 +133,8 @@ class Store {
     std::uint64_t close_to_joiners(StreamRef stream);
     // Takes it back, when a pin turned up and the stream is still good.
     void reopen(StreamRef stream);
+    // Closes it for good: its readers finish, nobody finds it again by key or id, and it goes with its last reader.
+    void drop(StreamRef stream);
 
     // Closed, ended and without a pin: the slot advances to its next identity and its extents are free. False: not yet.
     bool retire(StreamRef stream);
@@ -141,7 +162,13 @@ class Store {
              std::string_view text = {});
     // True: it stands there for the first time.
     bool note_error(Code code, int upstream_status, std::string_view message);
-    void set_window(std::uint32_t template_index, Nanos until);
+    void set_window(std::uint32_t template_index, Nanos until, Nanos pushed);
+    // Requests of a template, by how they were served; GCOALESCE_OPENING: they were refused.
+    void count_request(std::uint32_t template_index, gcoalesce_status status, std::uint64_t add = 1);
+    // A request that reads a stream which another one paid for.
+    void count_avoided(StreamRef stream, std::uint64_t add = 1);
+    void count(std::uint32_t template_index, TemplateCounter counter, std::uint64_t add = 1);
+    std::uint64_t counted(std::uint32_t template_index, TemplateCounter counter) const;
     void count_join_time(std::uint32_t template_index, Nanos took);
 
     std::size_t streams_in_use() const;
@@ -150,17 +177,30 @@ class Store {
     struct Pool;
     struct Private; // what the broker alone knows of a slot
     struct LaneState;
+    struct TemplateState {
+        Nanos linger = 0;
+        std::uint64_t pool_bytes = 0; // the most that its streams may hold
+        std::uint64_t held = 0;       // bytes of their extents
+        std::uint64_t source = 0;     // extent of its file's text
+        std::uint64_t streams = 0;    // in use
+    };
 
     Store(Mapping memory, const StoreOptions& options, const Clock& clock);
 
     Slot& slot(StreamRef stream) { return slots_[stream.slot]; }
     bool holds(StreamRef stream) const;
     std::uint64_t pins_on(std::uint32_t slot) const;
+    Result<void> put(StreamRef stream, std::string_view event);
     void publish(Slot& slot, std::uint32_t index);
     std::uint64_t allocate(std::uint64_t bytes); // an offset; 0: none
     enum class Wanted { slot, extents };
-    bool reclaim(Wanted wanted); // frees something; false: nothing can go
+    // Frees something, of one template's if it is told; false: nothing can go.
+    bool reclaim(Wanted wanted, std::optional<std::uint32_t> only = {});
     void free_extents(std::uint32_t slot);
+    Result<std::uint32_t> place_for(const TemplateSettings& settings);
+    void write_policy(std::uint32_t index, const TemplateSettings& settings);
+    void count_tokens_avoided(std::uint32_t slot, std::uint64_t times);
+    void take_joins(LaneState& lane, std::uint32_t slot);
     void index(std::uint32_t slot, const Key& key);
     void unindex(std::uint32_t slot);
     void fold(LaneState& lane, Nanos now);
@@ -186,11 +226,13 @@ class Store {
     // Pins by slot, as the last sweep saw them: the sum of every lane's `seen`, whatever streams came and went
     // meanwhile.
     std::vector<std::uint64_t> subscribers_;
+    std::vector<TemplateState> template_states_;
     std::vector<std::uint32_t> free_; // the last one first: low slots stay warm, lanes touch few pages
     struct KeyHash {
         std::size_t operator()(const Key& key) const { return key_fingerprint(key); }
     };
     std::unordered_map<Key, std::uint32_t, KeyHash> indexed_;
+    std::unordered_map<StreamId, std::uint32_t> by_id_;
     std::vector<std::unique_ptr<LaneState>> lanes_;
     std::uint32_t swept_to_ = 0; // slots ever used: sweeps look no further
     Nanos moves_seen_ = 0;

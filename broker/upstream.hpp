@@ -41,6 +41,8 @@ class Upstream {
     virtual ~Upstream() = default;
     // `events` must outlive the returned call.
     [[nodiscard]] virtual std::unique_ptr<RunningCall> start(const UpstreamCall& call, UpstreamEvents& events) = 0;
+    // Opens a connection, name and TLS included, where none is kept: calls are expected soon.
+    virtual void warm_up() = 0;
 };
 
 } // namespace gcoalesce

@@ -10,6 +10,9 @@ namespace gcoalesce {
 // Times are monotonic. Single-threaded.
 class Window {
   public:
+    Window() = default;
+    explicit Window(Nanos until) : until_(until) {}
+
     // Until the later of the present deadline and now + duration.
     void on(Nanos now, Nanos duration) { until_ = std::max(open(now) ? until_ : 0, now + duration); }
     // Ends it; what was stamped keeps its stamp.

@@ -38,6 +38,8 @@ const char* code_name(Code code) noexcept {
     case GCOALESCE_TOO_LARGE: return "too_large";
     case GCOALESCE_NO_MEMORY: return "no_memory";
     case GCOALESCE_CUT_SHORT: return "cut_short";
+    case GCOALESCE_SCHEMA_BROKEN: return "schema_broken";
+    case GCOALESCE_CALL_CANCELLED: return "call_cancelled";
     case GCOALESCE_IO: return "io";
     case GCOALESCE_INTERNAL: return "internal";
     }

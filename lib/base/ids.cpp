@@ -1,6 +1,7 @@
 #include "base/ids.hpp"
 
 #include <cerrno>
+#include <charconv>
 #include <fmt/format.h>
 #include <sys/random.h>
 
@@ -53,6 +54,22 @@ std::optional<StreamId> parse_stream_id(std::string_view hex) {
     if (!parse_hex(hex, bytes)) return std::nullopt;
     StreamId id = 0;
     for (const std::uint8_t byte : bytes) id = (id << 8) | byte;
+    return id;
+}
+
+std::string to_text(const EventId& id) {
+    return fmt::format("{:016x}.{}", id.stream, id.number);
+}
+
+std::optional<EventId> parse_event_id(std::string_view text) {
+    const std::size_t dot = text.find('.');
+    const std::optional<StreamId> stream = parse_stream_id(text.substr(0, dot));
+    if (!stream || *stream == 0) return std::nullopt;
+    EventId id{*stream, 0};
+    if (dot == std::string_view::npos) return id;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + dot + 1, end, id.number);
+    if (error != std::errc() || rest != end) return std::nullopt;
     return id;
 }
 

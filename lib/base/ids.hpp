@@ -20,6 +20,14 @@ std::string to_hex(StreamId id); // 16 lower-case digits
 std::optional<Key> parse_key(std::string_view hex);
 std::optional<StreamId> parse_stream_id(std::string_view hex);
 
+// "<stream id>.<number>", the number from 1; "<stream id>" alone, or .0, stands before the first event.
+struct EventId {
+    StreamId stream;
+    std::uint64_t number;
+};
+std::string to_text(const EventId& id);
+std::optional<EventId> parse_event_id(std::string_view text);
+
 // From the kernel's generator (getrandom); never 0. Thread-safe.
 std::uint64_t random_u64();
 

@@ -155,7 +155,7 @@ void Attachment::take(const Message& message, Nanos now) {
     if (!std::holds_alternative<message::Goodbye>(message)) failures_ = 0;
     if (const auto* opened = std::get_if<message::Opened>(&message)) {
         const std::shared_ptr<Pending> pending = of(opened->id);
-        if (!pending || !pending->request || opened->slot >= session_->view().slot_count()) return lose_link(now);
+        if (!pending || !pending->opening || opened->slot >= session_->view().slot_count()) return lose_link(now);
         if (pending->withdrawn) {
             session_->lane().unpin(opened->slot);
         } else {
@@ -178,8 +178,14 @@ void Attachment::take(const Message& message, Nanos now) {
     }
     if (const auto* window = std::get_if<message::Window>(&message)) {
         const std::shared_ptr<Pending> pending = of(window->id);
-        if (!pending || pending->request) return lose_link(now);
-        pending->remaining_ms = window->remaining_ms;
+        if (!pending || pending->opening) return lose_link(now);
+        pending->number = static_cast<std::uint64_t>(window->remaining_ms);
+        return settle(*pending);
+    }
+    if (const auto* done = std::get_if<message::Done>(&message)) {
+        const std::shared_ptr<Pending> pending = of(done->id);
+        if (!pending || pending->opening) return lose_link(now);
+        pending->number = done->streams;
         return settle(*pending);
     }
     if (const auto* goodbye = std::get_if<message::Goodbye>(&message)) {
@@ -191,20 +197,33 @@ void Attachment::take(const Message& message, Nanos now) {
 }
 
 void Attachment::send(const Pending& pending) {
-    if (!pending.request) {
-        message::Notify notify = pending.notify;
-        notify.id = pending.id;
-        link_->push(notify);
+    if (!pending.opening) {
+        Message command = pending.command;
+        std::visit(
+            [&](auto& message) {
+                if constexpr (requires { message.id; }) message.id = pending.id;
+            },
+            command);
+        link_->push(command);
         return;
     }
     message::Open open;
     open.id = pending.id;
-    open.model = pending.request->model;
-    open.method = pending.request->method;
-    open.sharing = pending.sharing;
-    open.body_bytes = pending.request->body.size();
+    open.sharing = pending.wishes.sharing;
+    open.max_age_ms = pending.wishes.max_age_ms;
+    open.no_store = pending.wishes.no_store;
+    open.individual_of = pending.wishes.individual_of;
+    open.resume = pending.wishes.resume;
+    open.resume_after = pending.wishes.resume_after;
+    const Asked asked = pending.request ? pending.request->asked() : Asked{};
+    open.template_id = asked.template_id;
+    open.model = asked.model;
+    open.method = asked.method;
+    open.realm = asked.realm;
+    open.explicit_key = asked.explicit_key;
+    open.body_bytes = open.resume != 0 ? 0 : asked.body.size();
     link_->push(open);
-    link_->push_body(pending.request->body);
+    if (open.body_bytes != 0) link_->push_body(asked.body);
 }
 
 void Attachment::settle(Pending& pending) {
@@ -308,11 +327,16 @@ Nanos Attachment::next_step(Nanos now) const {
 
 // ---- asking --------------------------------------------------------------------------------------------------------
 
-Attachment::Recalled Attachment::recall(std::string_view model, Method method, std::string_view body) {
+Attachment::Recalled Attachment::recall(const Asked& asked) {
     const std::lock_guard lock(fast_mutex_);
-    Recalled recalled{current_, {}, {}};
-    if (current_) recalled.policy = current_->view().template_entry(0).policy.load();
-    recalled.found = memo_.find(model, method, body, recalled.policy.revision);
+    Recalled recalled;
+    if (current_) {
+        if (const std::optional<TemplatePolicy> policy = current_->policy(asked.template_id)) {
+            recalled.session = current_;
+            recalled.policy = *policy;
+        }
+    }
+    recalled.found = memo_.find(asked, recalled.policy.revision);
     return recalled;
 }
 
@@ -337,17 +361,17 @@ std::shared_ptr<Pending> Attachment::ask(std::shared_ptr<Pending> pending, bool 
     return pending;
 }
 
-std::shared_ptr<Pending> Attachment::ask(std::shared_ptr<const Request> request, gcoalesce_sharing sharing,
-                                         bool again) {
+std::shared_ptr<Pending> Attachment::ask(std::shared_ptr<const Request> request, const Wishes& wishes, bool again) {
     auto pending = std::make_shared<Pending>();
+    pending->opening = true;
     pending->request = std::move(request);
-    pending->sharing = sharing;
+    pending->wishes = wishes;
     return ask(std::move(pending), again);
 }
 
-std::shared_ptr<Pending> Attachment::ask(const message::Notify& notify) {
+std::shared_ptr<Pending> Attachment::ask(Message command) {
     auto pending = std::make_shared<Pending>();
-    pending->notify = notify;
+    pending->command = std::move(command);
     return ask(std::move(pending), false);
 }
 
@@ -389,7 +413,7 @@ bool Attachment::withdraw(Pending& pending) {
     pending.withdrawn = true;
     if (!link_) {
         pending_.erase(pending.id);
-    } else if (pending.request) {
+    } else if (pending.opening) {
         link_->push(message::Withdraw{pending.id});
         link_->flush();
         watch(link_->fd(), link_->has_output());

@@ -21,9 +21,10 @@ namespace gcoalesce {
 
 // A question to the broker, from asking to its one answer. A lost connection does not end it: it is asked again.
 struct Pending {
-    std::shared_ptr<const Request> request; // null: `notify` is what is asked
-    gcoalesce_sharing sharing = GCOALESCE_SHARE;
-    message::Notify notify;
+    bool opening = false;                   // a stream is asked for; else `command` is what is asked
+    std::shared_ptr<const Request> request; // null: a stream to resume, which its wishes name
+    Wishes wishes;
+    Message command;
 
     // The attachment's, under its mutex.
     std::uint64_t id = 0;
@@ -34,9 +35,9 @@ struct Pending {
 
     std::atomic<bool> settled{false}; // stored last, with release: the answer stands below
     Error refusal{GCOALESCE_OK, {}, 0};
-    message::Opened opened;           // of `request`
+    message::Opened opened;           // of a stream
     std::shared_ptr<Session> session; // whose lane has the pin of `opened`
-    std::int64_t remaining_ms = 0;    // of `notify`
+    std::uint64_t number = 0;         // of a command: the milliseconds, or streams, that its answer tells
 };
 
 class Attachment {
@@ -55,17 +56,17 @@ class Attachment {
 
     // What the fast path needs: the session to join in, and what is remembered of the request.
     struct Recalled {
-        std::shared_ptr<Session> session; // null: not attached just now
-        TemplatePolicy policy{};          // the default template's, of that session
+        std::shared_ptr<Session> session; // null: not attached just now, or it has no such template
+        TemplatePolicy policy{};          // the template's, of that session
         std::optional<KeyMemo::Found> found;
     };
-    Recalled recall(std::string_view model, Method method, std::string_view body);
+    Recalled recall(const Asked& asked);
     void remember(std::shared_ptr<const Request> request, std::uint64_t revision, const Key& key);
 
     // Asks the broker to open a stream; never waits. again: after a broker was lost, so until the caller's deadline; a
     // new request is refused when no broker was found for a second.
-    std::shared_ptr<Pending> ask(std::shared_ptr<const Request> request, gcoalesce_sharing sharing, bool again);
-    std::shared_ptr<Pending> ask(const message::Notify& notify);
+    std::shared_ptr<Pending> ask(std::shared_ptr<const Request> request, const Wishes& wishes, bool again);
+    std::shared_ptr<Pending> ask(Message command); // notify, cancel, purge, reload
 
     // Waits until it is settled. False: the deadline passed.
     bool wait(Pending& pending, Nanos deadline);

@@ -6,6 +6,8 @@
 
 #include "client/subscription.hpp"
 #include "gcoalesce/gcoalesce.h"
+#include "protocol/control.hpp"
+#include "protocol/key.hpp"
 
 using namespace gcoalesce;
 
@@ -74,6 +76,24 @@ Code next(gcoalesce_subscription* subscription, std::int64_t timeout_ms, bool co
     });
 }
 
+// Asks the broker something other than a stream and waits for its answer.
+Code command(gcoalesce_attachment* attachment, Message message, std::int64_t timeout_ms, std::uint64_t& number) {
+    if (attachment == nullptr) return bad("an attachment is needed");
+    if (timeout_ms < 0) return bad("a timeout of 0 or more milliseconds is needed");
+    if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+    Attachment& core = *attachment->core;
+    const std::shared_ptr<Pending> pending = core.ask(std::move(message));
+    const Nanos deadline = system_clock().monotonic() + from_ms(std::min(timeout_ms, kLongestTimeoutMs));
+    if (!core.wait(*pending, deadline) && !core.withdraw(*pending)) {
+        const std::string trouble = core.trouble();
+        return tell(GCOALESCE_TIMED_OUT, trouble.empty() ? "the broker has not answered within the time allowed"
+                                                         : "no broker answered: " + trouble);
+    }
+    if (pending->refusal.code != GCOALESCE_OK) return tell(pending->refusal);
+    number = pending->number;
+    return GCOALESCE_OK;
+}
+
 // Fills a struct of the caller's up to the size that he knows.
 template <class T>
 void fill(T* to, const T& from) {
@@ -121,14 +141,34 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
         if (attachment == nullptr || request == nullptr || out == nullptr)
             return bad("an attachment, a request and a place for the subscription are needed");
         if (request->size < sizeof *request) return bad("gcoalesce_request.size is not set");
-        if (request->model == nullptr || request->body == nullptr) return bad("a model and a body are needed");
         if (request->sharing < GCOALESCE_SHARE || request->sharing > GCOALESCE_SHARE_REFRESH)
             return bad("gcoalesce_request.sharing is none of gcoalesce_sharing");
         if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
+        const auto text = [](const char* given) { return std::string_view(given != nullptr ? given : ""); };
+        Asked asked;
+        asked.template_id = request->template_id != nullptr ? request->template_id : kDefaultTemplate;
+        asked.model = text(request->model);
+        asked.method = request->stream != 0 ? Method::stream : Method::unary;
+        asked.realm = text(request->realm);
+        asked.explicit_key = text(request->explicit_key);
+        if (request->body != nullptr) asked.body = {request->body, request->body_bytes};
+        if (asked.template_id.size() > kMaxTemplateId) return bad("a template's id has at most 63 bytes");
+        if (asked.realm.size() > kMaxRealm) return bad("a realm has at most 128 bytes");
+        if (asked.explicit_key.size() > kMaxExplicitKey) return bad("an explicit key has at most 256 bytes");
+        Wishes wishes;
+        wishes.sharing = request->sharing;
+        wishes.max_age_ms = std::clamp<std::int64_t>(request->max_age_ms, -1, kLongestTimeoutMs);
+        wishes.no_store = request->no_store != 0;
+        if (request->resume != nullptr) {
+            const std::optional<EventId> from = parse_event_id(request->resume);
+            if (!from) return bad("expected an event's id such as 9f3c2a71d04b55e8.17 to resume after");
+            wishes.resume = from->stream;
+            wishes.resume_after = from->number;
+        } else if (request->body == nullptr || (request->model == nullptr && request->template_id == nullptr)) {
+            return bad("a model and a body are needed, or a template and its variables");
+        }
         auto handle = std::make_unique<gcoalesce_subscription>();
-        Result<std::unique_ptr<Subscription>> opened =
-            Subscription::open(attachment->core, request->model, request->stream != 0 ? Method::stream : Method::unary,
-                               {request->body, request->body_bytes}, request->sharing);
+        Result<std::unique_ptr<Subscription>> opened = Subscription::open(attachment->core, asked, wishes);
         if (!opened) return tell(opened.error());
         handle->core = std::move(*opened);
         *out = handle.release();
@@ -199,30 +239,50 @@ gcoalesce_code gcoalesce_dispatch(gcoalesce_attachment* attachment) {
     });
 }
 
-gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action, int64_t for_ms,
-                                int64_t timeout_ms, int64_t* remaining_ms) {
+gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action,
+                                const char* template_ids, int64_t for_ms, int64_t timeout_ms, int64_t* remaining_ms) {
     return guarded([&] {
-        if (attachment == nullptr || remaining_ms == nullptr)
-            return bad("an attachment and a place for the remaining time are needed");
+        if (remaining_ms == nullptr) return bad("a place for the remaining time is needed");
         if (action < GCOALESCE_NOTIFY_STATUS || action > GCOALESCE_NOTIFY_OFF)
             return bad("the action is none of gcoalesce_notify_action");
         if (for_ms < 0 || for_ms > kLongestNotify) return bad("the window opens for at most one day (86400000 ms)");
-        if (timeout_ms < 0) return bad("a timeout of 0 or more milliseconds is needed");
-        if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
-        Attachment& core = *attachment->core;
         message::Notify notify;
         notify.action = action;
+        notify.templates = template_ids != nullptr ? template_ids : "";
         notify.for_ms = for_ms;
-        const std::shared_ptr<Pending> pending = core.ask(notify);
-        const Nanos deadline = system_clock().monotonic() + from_ms(std::min(timeout_ms, kLongestTimeoutMs));
-        if (!core.wait(*pending, deadline) && !core.withdraw(*pending)) {
-            const std::string trouble = core.trouble();
-            return tell(GCOALESCE_TIMED_OUT, trouble.empty() ? "the broker has not answered within the time allowed"
-                                                             : "no broker answered: " + trouble);
-        }
-        if (pending->refusal.code != GCOALESCE_OK) return tell(pending->refusal);
-        *remaining_ms = pending->remaining_ms;
-        return GCOALESCE_OK;
+        if (notify.templates.size() > kMaxTemplateList) return bad("the list of templates has at most 1024 bytes");
+        std::uint64_t number = 0;
+        const Code code = command(attachment, std::move(notify), timeout_ms, number);
+        if (code == GCOALESCE_OK) *remaining_ms = static_cast<std::int64_t>(number);
+        return code;
+    });
+}
+
+gcoalesce_code gcoalesce_cancel(gcoalesce_attachment* attachment, const char* target, int64_t timeout_ms,
+                                uint64_t* streams) {
+    return guarded([&] {
+        if (target == nullptr || streams == nullptr) return bad("a target and a place for the count are needed");
+        if (std::strlen(target) > kMaxTarget) return bad("a key has at most 64 digits");
+        return command(attachment, message::Cancel{0, target}, timeout_ms, *streams);
+    });
+}
+
+gcoalesce_code gcoalesce_purge(gcoalesce_attachment* attachment, gcoalesce_purge_scope scope, const char* target,
+                               int64_t timeout_ms, uint64_t* streams) {
+    return guarded([&] {
+        if (scope < GCOALESCE_PURGE_STREAM || scope > GCOALESCE_PURGE_ALL)
+            return bad("the scope is none of gcoalesce_purge_scope");
+        if ((target == nullptr && scope != GCOALESCE_PURGE_ALL) || streams == nullptr)
+            return bad("a target and a place for the count are needed");
+        if (target != nullptr && std::strlen(target) > kMaxTarget) return bad("a key has at most 64 digits");
+        return command(attachment, message::Purge{0, scope, target != nullptr ? target : ""}, timeout_ms, *streams);
+    });
+}
+
+gcoalesce_code gcoalesce_reload(gcoalesce_attachment* attachment, int64_t timeout_ms) {
+    return guarded([&] {
+        std::uint64_t ignored = 0;
+        return command(attachment, message::Reload{}, timeout_ms, ignored);
     });
 }
 

@@ -14,10 +14,46 @@
 
 namespace gcoalesce {
 
-struct Request {
-    std::string model; // resolve_model()'s form
+// What decides whether two requests ask the same, as the caller gave it. Views: somebody keeps the texts.
+struct Asked {
+    std::string_view template_id;
+    std::string_view model; // resolve_model()'s form; "" with a template
     Method method = Method::stream;
-    std::string body;
+    std::string_view body; // or a template's variables
+    std::string_view realm;
+    std::string_view explicit_key;
+
+    bool operator==(const Asked&) const = default;
+};
+
+// The same with texts of its own.
+class Request {
+  public:
+    explicit Request(const Asked& asked)
+        : template_id_(asked.template_id),
+          model_(asked.model),
+          method_(asked.method),
+          body_(asked.body),
+          realm_(asked.realm),
+          explicit_key_(asked.explicit_key) {}
+
+    Asked asked() const { return {template_id_, model_, method_, body_, realm_, explicit_key_}; }
+    std::size_t bytes() const { return body_.size(); }
+
+  private:
+    std::string template_id_, model_;
+    Method method_;
+    std::string body_, realm_, explicit_key_;
+};
+
+// What one requester wants besides; none of it is part of the key.
+struct Wishes {
+    gcoalesce_sharing sharing = GCOALESCE_SHARE;
+    std::int64_t max_age_ms = 0; // as gcoalesce_request tells it
+    bool no_store = false;
+    StreamId individual_of = 0; // the invalid stream in whose place it is asked
+    StreamId resume = 0;        // the stream to go on with, behind this event
+    std::uint64_t resume_after = 0;
 };
 
 // Remembers the keys of recent requests. Identical requests are the workload: the first one of them pays for the
@@ -29,8 +65,7 @@ class KeyMemo {
         std::optional<Key> key; // of this revision of the template
     };
     // The request whose bytes are the same, if it is remembered.
-    std::optional<Found> find(std::string_view model, Method method, std::string_view body,
-                              std::uint64_t revision) const;
+    std::optional<Found> find(const Asked& asked, std::uint64_t revision) const;
 
     void remember(std::shared_ptr<const Request> request, std::uint64_t revision, const Key& key);
 

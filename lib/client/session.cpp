@@ -55,6 +55,26 @@ Session::Session(OpenSegment segment, Mapping lane, UniqueFd wake)
       lane_(lane_mapping_.data(), segment_.view.slot_count()),
       wake_(std::move(wake)) {}
 
+std::optional<TemplatePolicy> Session::policy(std::string_view template_id) {
+    const auto in_force = [&](std::uint32_t i) {
+        std::optional<TemplatePolicy> policy = view().policy(i);
+        if (policy && (policy->id.view() != template_id || (policy->flags & template_removed) != 0)) policy.reset();
+        return policy;
+    };
+    const auto known = templates_.find(template_id);
+    if (known != templates_.end()) {
+        if (std::optional<TemplatePolicy> policy = in_force(known->second)) return policy;
+        templates_.erase(known);
+    }
+    for (std::uint32_t i = 0; i < view().template_count(); ++i) {
+        if (std::optional<TemplatePolicy> policy = in_force(i)) {
+            templates_.emplace(template_id, i);
+            return policy;
+        }
+    }
+    return std::nullopt;
+}
+
 Session::Fate Session::look() {
     const Fate known = fate();
     if (known != Fate::alive) return known;

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "client/link.hpp"
 #include "segment/lane.hpp"
@@ -26,6 +29,9 @@ class Session {
     const Lane& lane() const { return lane_; }
     int wake_fd() const { return wake_.get(); } // readable after a publication that somebody asked for (Lane::ask)
 
+    // The policy in force under this id. Not thread-safe: its attachment's lock guards what it remembers.
+    std::optional<TemplatePolicy> policy(std::string_view template_id);
+
     // Looks whether the broker still lives. Costs a few loads as long as its heart beats and nobody suspects it, and a
     // system call every 50 ms at most otherwise.
     Fate look();
@@ -37,6 +43,7 @@ class Session {
     Mapping lane_mapping_;
     Lane lane_;
     UniqueFd wake_;
+    std::map<std::string, std::uint32_t, std::less<>> templates_; // where in the segment an id was last found
     std::atomic<Fate> fate_{Fate::alive};
     std::atomic<bool> suspected_{false};
     std::atomic<Nanos> asked_kernel_{0};

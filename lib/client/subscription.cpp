@@ -28,8 +28,8 @@ void put(char* to, std::size_t room, std::string_view text) {
 } // namespace
 
 Subscription::Subscription(std::shared_ptr<Attachment> attachment, std::shared_ptr<const Request> request,
-                           gcoalesce_sharing sharing)
-    : attachment_(std::move(attachment)), request_(std::move(request)), sharing_(sharing) {
+                           const Wishes& wishes)
+    : attachment_(std::move(attachment)), request_(std::move(request)), wishes_(wishes) {
     attachment_->subscriptions.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -43,35 +43,50 @@ Subscription::~Subscription() {
 
 // ---- asking --------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachment> attachment, std::string_view model,
-                                                         Method method, std::string_view body,
-                                                         gcoalesce_sharing sharing) {
-    if (body.empty() || body.size() > kMaxBody)
-        return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody, body.size());
-    Result<std::string> resolved = resolve_model(model);
-    if (!resolved) return tl::unexpected(resolved.error());
+Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachment> attachment, Asked asked,
+                                                         const Wishes& wishes) {
+    if (wishes.resume != 0) { // whatever else was asked, the stream is named
+        std::unique_ptr<Subscription> made(new Subscription(std::move(attachment), nullptr, wishes));
+        made->ask(false);
+        return made;
+    }
+    if (asked.body.empty() || asked.body.size() > kMaxBody)
+        return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody,
+                    asked.body.size());
+    std::string model;
+    const bool whole = asked.template_id == kDefaultTemplate; // else the template names the model
+    if (whole) {
+        Result<std::string> resolved = resolve_model(asked.model);
+        if (!resolved) return tl::unexpected(resolved.error());
+        model = std::move(*resolved);
+        asked.model = model;
+    } else if (!asked.model.empty()) {
+        return fail(GCOALESCE_BAD_REQUEST, "expected no model: template \"{}\" names it", asked.template_id);
+    }
 
-    Attachment::Recalled recalled = attachment->recall(*resolved, method, body);
+    Attachment::Recalled recalled = attachment->recall(asked);
+    const std::uint32_t flags = recalled.policy.flags;
     std::shared_ptr<const Request> request =
-        recalled.found ? recalled.found->request
-                       : std::make_shared<const Request>(Request{*resolved, method, std::string(body)});
+        recalled.found ? recalled.found->request : std::make_shared<const Request>(asked);
     std::optional<Key> key = recalled.found ? recalled.found->key : std::nullopt;
-    const bool fast = recalled.session && sharing == GCOALESCE_SHARE &&
-                      (recalled.policy.flags & template_fast_path) != 0 && !recalled.session->lane().revoked();
-    if (fast && !key && body.size() <= kCanonicalHere) {
-        const Result<std::string> canonical = canonical_request(body);
+    const bool fast = recalled.session && wishes.sharing == GCOALESCE_SHARE && (flags & template_fast_path) != 0 &&
+                      !recalled.session->lane().revoked();
+    // A template's variables are the broker's to judge: its answer brings the key for the next ones.
+    if (fast && !key && whole && asked.explicit_key.empty() && asked.body.size() <= kCanonicalHere) {
+        const Result<std::string> canonical = canonical_request(asked.body);
         if (!canonical) return tl::unexpected(canonical.error());
         KeyParts parts;
-        parts.template_id = recalled.policy.id.view();
+        parts.realm = (flags & template_realms) != 0 ? asked.realm : "";
+        parts.template_id = asked.template_id;
         parts.template_revision = recalled.policy.revision;
-        parts.model = request->model;
-        parts.method = method;
-        parts.canonical_body = *canonical;
+        parts.model = asked.model;
+        parts.method = asked.method;
+        parts.asked = *canonical;
         key = compute_key(parts);
         attachment->remember(request, recalled.policy.revision, *key);
     }
 
-    std::unique_ptr<Subscription> made(new Subscription(std::move(attachment), std::move(request), sharing));
+    std::unique_ptr<Subscription> made(new Subscription(std::move(attachment), std::move(request), wishes));
     made->revision_ = recalled.policy.revision;
     made->key_known_ = key.has_value() || !recalled.session;
     if (fast && key && made->join(recalled.session, *key)) {
@@ -83,7 +98,11 @@ Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachm
 }
 
 bool Subscription::join(const std::shared_ptr<Session>& session, const Key& key) {
-    const std::optional<Joined> joined = try_join(session->view(), session->lane(), key, system_clock().monotonic());
+    const std::int64_t age = wishes_.max_age_ms;
+    const std::optional<Joined> joined = try_join(session->view(), session->lane(), key, system_clock().monotonic(),
+                                                  age == 0  ? kAnyAge
+                                                  : age < 0 ? -1
+                                                            : from_ms(age));
     if (!joined) return false;
     status_ = joined->fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED;
     stream_id_ = session->view().slot(joined->slot).opening.load().stream_id;
@@ -103,7 +122,15 @@ void Subscription::ask(bool again) {
     status_ = GCOALESCE_OPENING;
     stream_id_ = 0;
     key_ = Key{};
-    pending_ = attachment_->ask(request_, sharing_, again);
+    pending_ = attachment_->ask(request_, wishes_, again);
+}
+
+// The shared answer is not what its schema demands, and this caller saw nothing of it: once, a call of its own.
+bool Subscription::ask_alone() {
+    if (request_ == nullptr || wishes_.individual_of != 0) return false;
+    wishes_.individual_of = stream_id_;
+    ask(true);
+    return true;
 }
 
 void Subscription::unpin() {
@@ -141,7 +168,12 @@ Code Subscription::settle(Nanos timeout, Nanos deadline) {
     stream_id_ = opened.stream_id;
     key_ = opened.key;
     read_from(answered->session, opened.slot, opened.identity);
-    if (!key_known_ && sharing_ == GCOALESCE_SHARE) attachment_->remember(request_, revision_, opened.key);
+    while (reader_.events_read() < wishes_.resume_after) { // the broker has seen that they are there
+        std::string_view skipped;
+        if (reader_.next_span(skipped) != ReadStatus::event) break;
+    }
+    const bool shared = request_ && wishes_.sharing == GCOALESCE_SHARE && wishes_.individual_of == 0;
+    if (!key_known_ && shared) attachment_->remember(request_, revision_, opened.key);
     key_known_ = true;
     return GCOALESCE_OK;
 }
@@ -167,15 +199,25 @@ Code Subscription::next(Nanos timeout, bool copy, gcoalesce_event& event) {
         switch (status) {
         case ReadStatus::event:
             session_->lane().moved(slot_);
+            seen_ = true;
             request_.reset();
             event.number = reader_.events_read();
             event.data = copy ? event_.data() : span.data();
             event.bytes = copy ? event_.size() : span.size();
             return GCOALESCE_OK;
-        case ReadStatus::end: return conclude();
+        case ReadStatus::end:
+            if (reader_.ending().kind == GCOALESCE_INVALID && reader_.same_stream() && ask_alone()) continue;
+            return conclude();
         case ReadStatus::lost:
             // Pins that the broker took back for the whole process are not this reader's fault.
-            if (request_ && session_->lane().revoked()) {
+            if (!seen_ && session_->lane().revoked()) {
+                ask(true);
+                continue;
+            }
+            // A new broker took the dead one's memory back, and has on disk what stood there.
+            if (gone) {
+                wishes_.resume = stream_id_;
+                wishes_.resume_after = reader_.events_read();
                 ask(true);
                 continue;
             }
@@ -197,9 +239,9 @@ Code Subscription::next(Nanos timeout, bool copy, gcoalesce_event& event) {
     }
 }
 
-// Nothing was seen of the stream, and nothing more will come: the caller cannot tell a new one from it.
+// Nothing was read of the stream, and nothing more will come: the caller cannot tell a new one from it.
 bool Subscription::may_ask_again() const {
-    return request_ != nullptr &&
+    return !seen_ &&
            reader_.slot().state.load(std::memory_order_acquire) != static_cast<std::uint32_t>(SlotState::ended);
 }
 

@@ -14,8 +14,8 @@ namespace gcoalesce {
 class Subscription {
   public:
     // gcoalesce_open()'s contract.
-    static Result<std::unique_ptr<Subscription>> open(std::shared_ptr<Attachment> attachment, std::string_view model,
-                                                      Method method, std::string_view body, gcoalesce_sharing sharing);
+    static Result<std::unique_ptr<Subscription>> open(std::shared_ptr<Attachment> attachment, Asked asked,
+                                                      const Wishes& wishes);
     ~Subscription();
     Subscription(const Subscription&) = delete;
     Subscription& operator=(const Subscription&) = delete;
@@ -35,11 +35,11 @@ class Subscription {
     const std::string& why() const { return why_; } // until the next call
 
   private:
-    Subscription(std::shared_ptr<Attachment> attachment, std::shared_ptr<const Request> request,
-                 gcoalesce_sharing sharing);
+    Subscription(std::shared_ptr<Attachment> attachment, std::shared_ptr<const Request> request, const Wishes& wishes);
 
     bool join(const std::shared_ptr<Session>& session, const Key& key);
     void read_from(std::shared_ptr<Session> session, std::uint32_t slot, std::uint64_t identity);
+    bool ask_alone();
     Code settle(Nanos timeout, Nanos deadline);
     void ask(bool again);
     void unpin();
@@ -50,7 +50,8 @@ class Subscription {
 
     const std::shared_ptr<Attachment> attachment_;
     std::shared_ptr<const Request> request_; // kept until the first event was read: till then it may be asked anew
-    const gcoalesce_sharing sharing_;
+    Wishes wishes_;
+    bool seen_ = false;          // an event was read
     std::uint64_t revision_ = 0; // the template's, when the broker was asked
     bool key_known_ = false;     // the memo has it
 

@@ -13,6 +13,8 @@ using nlohmann::json;
 
 constexpr std::size_t kMaxMembers = 32;
 constexpr std::size_t kMaxMessageText = 1024;
+constexpr std::uint64_t kAny = ~std::uint64_t{0};
+constexpr std::uint64_t kAnySigned = INT64_MAX;
 
 struct Member {
     enum class Kind { none, number, text, bytes, truth } kind = Kind::none;
@@ -84,6 +86,12 @@ class Fields {
         if (member->negative || member->number > most) return complain(name, "is out of range");
         out = static_cast<T>(member->number);
     }
+    void signed_number(const char* name, std::int64_t& out) {
+        const Member* member = find(name, Member::Kind::number);
+        if (member == nullptr) return;
+        if (!member->negative && member->number > kAnySigned) return complain(name, "is out of range");
+        out = static_cast<std::int64_t>(member->number);
+    }
     void text(const char* name, std::string& out, std::size_t most) {
         const Member* member = find(name, Member::Kind::text);
         if (member == nullptr) return;
@@ -112,9 +120,6 @@ class Fields {
     std::string complaint_;
 };
 
-constexpr std::uint64_t kAny = ~std::uint64_t{0};
-constexpr std::uint64_t kAnySigned = INT64_MAX;
-
 // Each message's members, declared once for both directions.
 struct Writer {
     json out;
@@ -122,6 +127,7 @@ struct Writer {
     void number(const char* name, const T& value, std::uint64_t) {
         out[name] = static_cast<std::uint64_t>(value);
     }
+    void signed_number(const char* name, std::int64_t value) { out[name] = value; }
     void text(const char* name, const std::string& value, std::size_t most) { out[name] = value.substr(0, most); }
     void bytes(const char* name, const Key& value) {
         out[name] = json::binary(std::vector<std::uint8_t>(value.begin(), value.end()));
@@ -141,9 +147,17 @@ void members(V& v, M& m) {
         v.number("attachment", m.attachment, kAny);
     } else if constexpr (std::is_same_v<T, Open>) {
         v.number("id", m.id, kAny);
+        v.text("template", m.template_id, kMaxTemplateId);
         v.text("model", m.model, 256);
         v.number("method", m.method, 2);
         v.number("sharing", m.sharing, GCOALESCE_SHARE_REFRESH);
+        v.text("realm", m.realm, kMaxRealm);
+        v.text("explicit_key", m.explicit_key, kMaxExplicitKey);
+        v.signed_number("max_age_ms", m.max_age_ms);
+        v.number("no_store", m.no_store, 1);
+        v.number("individual_of", m.individual_of, kAny);
+        v.number("resume", m.resume, kAny);
+        v.number("resume_after", m.resume_after, kAny);
         v.number("body_bytes", m.body_bytes, kAny);
     } else if constexpr (std::is_same_v<T, Opened>) {
         v.number("id", m.id, kAny);
@@ -160,21 +174,33 @@ void members(V& v, M& m) {
     } else if constexpr (std::is_same_v<T, Notify>) {
         v.number("id", m.id, kAny);
         v.number("action", m.action, GCOALESCE_NOTIFY_OFF);
+        v.text("templates", m.templates, kMaxTemplateList);
         v.number("for_ms", m.for_ms, kAnySigned);
     } else if constexpr (std::is_same_v<T, Window>) {
         v.number("id", m.id, kAny);
         v.number("remaining_ms", m.remaining_ms, kAnySigned);
+    } else if constexpr (std::is_same_v<T, Cancel>) {
+        v.number("id", m.id, kAny);
+        v.text("target", m.target, kMaxTarget);
+    } else if constexpr (std::is_same_v<T, Purge>) {
+        v.number("id", m.id, kAny);
+        v.number("scope", m.scope, GCOALESCE_PURGE_ALL);
+        v.text("target", m.target, kMaxTarget);
+    } else if constexpr (std::is_same_v<T, Done>) {
+        v.number("id", m.id, kAny);
+        v.number("streams", m.streams, kAny);
     } else if constexpr (std::is_same_v<T, Goodbye>) {
         v.number("code", m.code, UINT16_MAX);
         v.text("message", m.message, kMaxMessageText);
-    } else if constexpr (std::is_same_v<T, Withdraw> || std::is_same_v<T, Withdrawn>) {
+    } else if constexpr (std::is_same_v<T, Withdraw> || std::is_same_v<T, Withdrawn> || std::is_same_v<T, Reload>) {
         v.number("id", m.id, kAny);
     }
 }
 
 // By the variant's order.
 constexpr std::array<const char*, std::variant_size_v<Message>> kKinds{
-    "hello", "welcome", "ready", "open", "opened", "refused", "withdraw", "withdrawn", "notify", "window", "goodbye"};
+    "hello",  "welcome", "ready",  "open",  "opened", "refused", "withdraw", "withdrawn",
+    "notify", "window",  "cancel", "purge", "reload", "done",    "goodbye"};
 
 template <std::size_t I = 0>
 Result<Message> read_kind(const std::string& kind, Fields& fields) {

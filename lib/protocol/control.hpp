@@ -13,6 +13,8 @@
 //                         <-       withdrawn                   where neither had been sent
 //   notify                ->
 //                         <-       window | refused
+//   cancel, purge, reload ->
+//                         <-       done | refused
 //                         <-       goodbye                     the last thing before the broker closes
 #pragma once
 
@@ -28,10 +30,15 @@
 
 namespace gcoalesce {
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::uint32_t kProtocolVersion = 2;
 constexpr std::size_t kMaxFrame = 64 * 1024;       // bytes after the length
 constexpr std::size_t kMaxMessage = 2 * 1024;      // bytes of a message, whose texts are short
 constexpr std::size_t kMaxBody = 32 * 1024 * 1024; // bytes of a request body
+constexpr std::size_t kMaxTemplateId = 63;         // bytes
+constexpr std::size_t kMaxTemplateList = 1024;     // bytes of ids, separated by commas
+constexpr std::size_t kMaxTarget = 64;             // digits of a key, or bytes of a template's id
+constexpr std::size_t kMaxRealm = 128;             // bytes of a realm's name
+constexpr std::size_t kMaxExplicitKey = 256;       // bytes
 constexpr std::uint32_t kWelcomeDescriptors = 3;   // segment, lane, wake socket, in this order
 
 namespace message {
@@ -48,10 +55,18 @@ struct Welcome {
 struct Ready {};
 struct Open {
     std::uint64_t id = 0; // the client's, unique among those under way on its connection
-    std::string model;
+    std::string template_id = "default";
+    std::string model; // of a whole request; "" with a template
     Method method = Method::stream;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
-    std::uint64_t body_bytes = 0; // that follow; 1 .. kMaxBody
+    std::string realm;           // "": none
+    std::string explicit_key;    // "": none
+    std::int64_t max_age_ms = 0; // as gcoalesce_request tells it
+    bool no_store = false;
+    StreamId individual_of = 0;     // the invalid stream that this one is asked in place of
+    StreamId resume = 0;            // the stream to go on with; then there is no body
+    std::uint64_t resume_after = 0; // events of it that were read
+    std::uint64_t body_bytes = 0;   // that follow; 1 .. kMaxBody, or 0 with `resume`
 };
 struct Opened { // the broker has pinned the slot in the client's lane: the client unpins it
     std::uint64_t id = 0;
@@ -76,11 +91,28 @@ struct Withdrawn {
 struct Notify {
     std::uint64_t id = 0;
     gcoalesce_notify_action action = GCOALESCE_NOTIFY_STATUS;
-    std::int64_t for_ms = 0; // 0: the template's `window`
+    std::string templates;   // ids, separated by commas; "": all
+    std::int64_t for_ms = 0; // 0: each template's `window`
 };
 struct Window {
     std::uint64_t id = 0;
-    std::int64_t remaining_ms = 0; // 0: closed
+    std::int64_t remaining_ms = 0; // the longest; 0: closed
+};
+struct Cancel {
+    std::uint64_t id = 0;
+    std::string target; // the first digits of a key or a stream id
+};
+struct Purge {
+    std::uint64_t id = 0;
+    gcoalesce_purge_scope scope = GCOALESCE_PURGE_STREAM;
+    std::string target; // likewise, or a template's id
+};
+struct Reload {
+    std::uint64_t id = 0;
+};
+struct Done {
+    std::uint64_t id = 0;
+    std::uint64_t streams = 0;
 };
 struct Goodbye {
     Code code = GCOALESCE_BAD_REQUEST;
@@ -89,9 +121,9 @@ struct Goodbye {
 
 } // namespace message
 
-using Message =
-    std::variant<message::Hello, message::Welcome, message::Ready, message::Open, message::Opened, message::Refused,
-                 message::Withdraw, message::Withdrawn, message::Notify, message::Window, message::Goodbye>;
+using Message = std::variant<message::Hello, message::Welcome, message::Ready, message::Open, message::Opened,
+                             message::Refused, message::Withdraw, message::Withdrawn, message::Notify, message::Window,
+                             message::Cancel, message::Purge, message::Reload, message::Done, message::Goodbye>;
 
 // The whole frame. Texts are cut where a frame would grow too long (messages only; a model is short).
 std::string encode(const Message& message);

@@ -116,6 +116,7 @@ class Scan {
     bool object = false;       // the document is an object
     bool answer = false;       // with candidates or a prompt feedback
     EventText* text = nullptr; // where to put the first candidate's text
+    std::vector<std::string>* texts = nullptr; // where to put each candidate's, its thoughts left out
 
     bool null() { return true; }
     bool boolean(bool value) {
@@ -140,7 +141,7 @@ class Scan {
             if (key_ == "finishReason" && value != "FINISH_REASON_UNSPECIFIED") reason_ = one_line(value, 39);
             break;
         case At::part:
-            if (key_ == "text" && text != nullptr) part_ += value;
+            if (key_ == "text" && (text != nullptr || texts != nullptr)) part_ += value;
             break;
         case At::feedback:
             if (key_ == "blockReason" && value != "BLOCK_REASON_UNSPECIFIED") facts.block_reason = one_line(value, 39);
@@ -276,6 +277,11 @@ class Scan {
             text->text += candidate_text_.text;
             text->thoughts += candidate_text_.thoughts;
         }
+        if (texts != nullptr && index_ >= 0 && index_ < static_cast<std::int64_t>(kMaxCandidates)) {
+            const auto place = static_cast<std::size_t>(index_);
+            if (texts->size() <= place) texts->resize(place + 1);
+            (*texts)[place] += candidate_text_.text;
+        }
         const auto known = facts.reasons.find(index_);
         if (known != facts.reasons.end()) {
             if (!reason_.empty()) known->second = reason_; // a later event without a reason takes none back
@@ -374,6 +380,12 @@ EventText event_text(std::string_view json) {
     scan.text = &text;
     if (!read_json(json, false, scan) || !scan.object) return {};
     return text;
+}
+
+void add_texts(std::string_view json, std::vector<std::string>& texts) {
+    Scan scan;
+    scan.texts = &texts;
+    read_json(json, false, scan);
 }
 
 // ---- AnswerReader -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -68,5 +69,8 @@ struct EventText {
     std::string thoughts;
 };
 EventText event_text(std::string_view json);
+
+// Appends to each candidate's text, thoughts left out, what this event adds. Not JSON: nothing.
+void add_texts(std::string_view json, std::vector<std::string>& texts);
 
 } // namespace gcoalesce

@@ -8,7 +8,7 @@ namespace gcoalesce {
 namespace {
 
 // Changes with every change of the encoding below or of canonical_request(): keys outlive a release in snapshots.
-constexpr std::string_view kEncoding = "gcoalesce key 1";
+constexpr std::string_view kEncoding = "gcoalesce key 2";
 
 bool allowed(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
@@ -36,7 +36,8 @@ Key compute_key(const KeyParts& parts) {
     hash.field(parts.template_revision);
     hash.field(parts.model);
     hash.field(static_cast<std::uint64_t>(parts.method));
-    hash.field(parts.canonical_body);
+    hash.field(parts.explicit_key ? "explicit" : "asked");
+    hash.field(parts.asked);
     return hash.finish();
 }
 

@@ -10,14 +10,19 @@
 
 namespace gcoalesce {
 
+constexpr std::string_view kDefaultTemplate = "default"; // of whole request bodies
+
 // All that decides whether two requests ask the same. Views: the caller keeps the texts.
 struct KeyParts {
     std::string_view realm = ""; // "": everyone shares
-    std::string_view template_id = "default";
+    std::string_view template_id = kDefaultTemplate;
     std::uint64_t template_revision = 1;
     std::string_view model; // resolve_model()'s form
     Method method = Method::stream;
-    std::string_view canonical_body; // canonical_request()'s form
+    // What is asked: canonical_request()'s form of a whole request, the canonical variables of a template, or, with
+    // `explicit_key`, the caller's own name for it.
+    std::string_view asked;
+    bool explicit_key = false;
 };
 
 // SHA-256 over the parts in a versioned, unambiguous encoding. Thread-safe.

@@ -11,6 +11,13 @@ namespace gcoalesce {
     X(requests_started, counter, "requests", "requests that caused an upstream call")                                  \
     X(requests_joined, counter, "requests", "requests that joined a running stream")                                   \
     X(requests_fresh, counter, "requests", "requests answered by a complete stream that was still fresh")              \
+    X(requests_snapshot, counter, "requests", "requests answered by a stream that was kept on disk")                   \
+    X(requests_resumed, counter, "requests", "requests that went on where an earlier reader had stopped")              \
+    X(resumed_running, counter, "requests", "resumed requests that found their stream running")                        \
+    X(resumed_kept, counter, "requests", "resumed requests that found their stream ended and kept")                    \
+    X(resumed_snapshot, counter, "requests", "resumed requests that found their stream on disk")                       \
+    X(resumed_gone, counter, "requests", "resumed requests whose stream was no longer kept")                           \
+    X(requests_individual, counter, "requests", "requests asked again alone after an invalid answer")                  \
     X(requests_bypass, counter, "requests", "requests that wanted a call of their own")                                \
     X(requests_refused, counter, "requests", "requests refused with an error before any stream")                       \
     X(requests_withdrawn, counter, "requests", "requests taken back before they were answered")                        \
@@ -19,6 +26,11 @@ namespace gcoalesce {
     X(streams_complete, counter, "streams", "streams that ended complete")                                             \
     X(streams_failed, counter, "streams", "streams that ended failed")                                                 \
     X(streams_truncated, counter, "streams", "streams that ended truncated")                                           \
+    X(streams_invalid, counter, "streams", "streams that ended invalid: not what their schema demands")                \
+    X(streams_cancelled, counter, "streams", "streams that ended cancelled")                                           \
+    X(streams_interrupted, counter, "streams", "streams that ended interrupted")                                       \
+    X(streams_unchecked, counter, "streams", "complete streams whose request had a schema that cannot be checked")     \
+    X(streams_purged, counter, "streams", "streams that were dropped by a command or a reload")                        \
     X(streams_reusable, counter, "streams", "complete streams that later requests were allowed to read")               \
     X(streams_retired, counter, "streams", "streams that left the segment")                                            \
     X(streams_evicted, counter, "streams", "streams that lost their events because no reader moved")                   \
@@ -34,6 +46,8 @@ namespace gcoalesce {
     X(lanes_revoked, counter, "clients", "clients whose pins were taken away")                                         \
     X(slots_in_use, gauge, "slots", "slots that hold a stream")                                                        \
     X(streams_in_flight, gauge, "streams", "streams that are being produced")                                          \
+    X(individuals_queued, gauge, "requests", "requests that wait for their turn after an invalid answer")              \
+    X(upstream_connections, counter, "connections", "connections opened to upstream")                                  \
     X(tokens_prompt, counter, "tokens", "prompt tokens that upstream reported")                                        \
     X(tokens_answer, counter, "tokens", "answer tokens that upstream reported, thoughts apart")                        \
     X(tokens_thoughts, counter, "tokens", "thought tokens that upstream reported")

@@ -15,7 +15,10 @@ struct Joined {
 };
 
 // On success the slot is pinned in the lane: the caller unpins it. nullopt: ask the broker. Thread-safe.
-inline std::optional<Joined> try_join(const SegmentView& segment, const Lane& lane, const Key& key, Nanos now) {
+// max_age: of a finished answer, besides its being fresh; kAnyAge: no further limit.
+constexpr Nanos kAnyAge = INT64_MAX;
+inline std::optional<Joined> try_join(const SegmentView& segment, const Lane& lane, const Key& key, Nanos now,
+                                      Nanos max_age = kAnyAge) {
     const std::optional<SegmentView::Found> found = segment.look_up(key);
     if (!found) return std::nullopt;
     const Slot& slot = segment.slot(found->slot);
@@ -27,7 +30,8 @@ inline std::optional<Joined> try_join(const SegmentView& segment, const Lane& la
         // From here on the broker sees the pin before it recycles the slot: what follows cannot change under us, and
         // nothing but the key itself proves that this is the answer asked for (rule 4).
         const auto state = static_cast<SlotState>(slot.state.load(std::memory_order_acquire));
-        const bool fresh = state == SlotState::ended && now < slot.fresh_until.load(std::memory_order_acquire);
+        const bool fresh = state == SlotState::ended && now < slot.fresh_until.load(std::memory_order_acquire) &&
+                           (max_age == kAnyAge || now - slot.ending.load().ended_ns <= max_age);
         if (slot.key.load() == key && (state == SlotState::in_flight || fresh)) {
             lane.count_join(found->slot, fresh);
             return Joined{found->slot, found->identity, fresh};

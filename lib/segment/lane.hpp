@@ -42,8 +42,7 @@ class Lane {
         changed();
     }
     void count_join(std::uint32_t slot, bool fresh) const {
-        (fresh ? header_->fresh : header_->joined).fetch_add(1, std::memory_order_relaxed);
-        pins_[slot].joins.fetch_add(1, std::memory_order_relaxed);
+        (fresh ? pins_[slot].fresh : pins_[slot].joined).fetch_add(1, std::memory_order_relaxed);
         changed();
     }
     // A reader of the slot went on, or is about to join: it is not one of those that may be evicted.

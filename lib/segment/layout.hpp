@@ -31,7 +31,7 @@ template <class T>
 using Shared = std::atomic<T>;
 
 constexpr std::uint64_t kMagic = 0x65'63'73'6c'61'6f'63'67; // "gcoalsce" in memory
-constexpr std::uint32_t kLayoutMajor = 1;                   // another major is refused
+constexpr std::uint32_t kLayoutMajor = 2;                   // another major is refused
 constexpr std::uint32_t kLayoutMinor = 0;                   // a newer minor only adds
 
 // ---- copying through shared memory ---------------------------------------------------------------------------------
@@ -140,19 +140,72 @@ struct Histogram { // bucket i counts what took less than 2^i us (and at least 2
     Shared<std::uint64_t> buckets[kHistogramBuckets];
 };
 
-enum TemplateFlags : std::uint32_t { template_fast_path = 1 }; // no access rules, no subscriber limit
+enum TemplateFlags : std::uint32_t {
+    template_fast_path = 1,     // no access rules, no limit of subscribers: joining needs no broker
+    template_explicit_keys = 2, // a request may bring a key of its own
+    template_realms = 4,        // each realm shares for itself
+    template_snapshots = 8,     // finished answers are kept on disk
+    template_schema = 16,       // answers are checked
+    template_live = 32,         // though readers see them before the check
+    template_strict = 64,       // after a failed check everyone gets a call of their own
+    template_removed = 128      // no longer in force; what was asked of it is still shown
+};
 
 struct TemplatePolicy {
     Text<64> id;
-    std::uint64_t revision;
-    std::uint32_t flags;
-    std::uint32_t reserved;
-    Nanos ttl_idle, ttl_window, window, linger;
+    std::uint64_t revision; // of what shapes the answers: part of every key
+    std::uint32_t flags;    // TemplateFlags
+    std::uint32_t max_individual;
+    Nanos ttl_idle, ttl_window, window, linger, snapshot_ttl, kv_after, kv_ttl;
+    Nanos cancel_after;                        // abandoned calls; -1: they finish
+    std::uint64_t in_flight, calls_a_minute;   // limits; 0: none
+    std::uint64_t subscribers, stream_bytes;   // limits; 0: none
+    std::uint64_t pool_bytes;                  // limit of extents
+    std::uint64_t source_offset, source_bytes; // of an extent with the template's file; 0: built in
 };
 
+// X(identifier, unit, help): what is counted for each template. The first eight are by gcoalesce_status.
+#define GCOALESCE_TEMPLATE_COUNTERS(X)                                                                                 \
+    X(requests_refused, "requests", "requests refused with an error before any stream")                                \
+    X(requests_started, "requests", "requests that caused an upstream call")                                           \
+    X(requests_joined, "requests", "requests that joined a running stream")                                            \
+    X(requests_fresh, "requests", "requests answered by a complete stream that was still fresh")                       \
+    X(requests_snapshot, "requests", "requests answered by a stream that was kept on disk")                            \
+    X(requests_resumed, "requests", "requests that went on where an earlier reader had stopped")                       \
+    X(requests_individual, "requests", "requests asked again alone after an invalid answer")                           \
+    X(requests_bypass, "requests", "requests that wanted a call of their own")                                         \
+    X(upstream_calls, "calls", "HTTP requests sent upstream, retries included")                                        \
+    X(prompt_tokens_paid, "tokens", "prompt tokens that upstream reported, cached ones apart")                         \
+    X(cached_tokens_paid, "tokens", "prompt tokens that upstream had cached")                                          \
+    X(thought_tokens_paid, "tokens", "thought tokens that upstream reported")                                          \
+    X(answer_tokens_paid, "tokens", "answer tokens that upstream reported")                                            \
+    X(prompt_tokens_avoided, "tokens", "prompt tokens that shared answers did not cost again")                         \
+    X(cached_tokens_avoided, "tokens", "cached prompt tokens that shared answers did not cost again")                  \
+    X(thought_tokens_avoided, "tokens", "thought tokens that shared answers did not cost again")                       \
+    X(answer_tokens_avoided, "tokens", "answer tokens that shared answers did not cost again")                         \
+    X(requests_0s, "requests", "requests within 5 s of a push")                                                        \
+    X(requests_5s, "requests", "requests 5 to 10 s after a push")                                                      \
+    X(requests_10s, "requests", "requests 10 to 30 s after a push")                                                    \
+    X(requests_30s, "requests", "requests later than that, or before any push")                                        \
+    X(coalesced_0s, "requests", "those of requests_0s that cost no call")                                              \
+    X(coalesced_5s, "requests", "those of requests_5s that cost no call")                                              \
+    X(coalesced_10s, "requests", "those of requests_10s that cost no call")                                            \
+    X(coalesced_30s, "requests", "those of requests_30s that cost no call")
+
+enum class TemplateCounter : std::uint32_t {
+#define GCOALESCE_TEMPLATE_COUNTER(identifier, unit, help) identifier,
+    GCOALESCE_TEMPLATE_COUNTERS(GCOALESCE_TEMPLATE_COUNTER)
+#undef GCOALESCE_TEMPLATE_COUNTER
+        count
+};
+constexpr std::size_t kTemplateCounters = 32; // room for later ones
+
 struct alignas(64) TemplateEntry {
+    Shared<std::uint64_t> sequence; // odd while the policy is being written; 0: a free entry
     Record<TemplatePolicy> policy;
     Shared<Nanos> window_until; // monotonic
+    Shared<Nanos> pushed;       // when the window was last opened, monotonic; 0: never
+    Shared<std::uint64_t> counts[kTemplateCounters];
     Histogram first_event, join;
 };
 
@@ -183,13 +236,19 @@ inline std::uint64_t key_fingerprint(const Key& key) {
 
 enum class SlotState : std::uint32_t { free = 0, in_flight = 1, ended = 2 };
 
+enum class AnswerChecking : std::uint8_t { none = 0, checked = 1, impossible = 2 }; // against a schema
+
 struct SlotOpening { // stored while the slot is closed, before it is opened
     StreamId stream_id;
     std::uint32_t template_index;
-    std::uint8_t method;  // Method
-    std::uint8_t sharing; // gcoalesce_sharing
-    std::uint16_t reserved;
-    Nanos opened_ns; // monotonic
+    std::uint8_t method;   // Method
+    std::uint8_t sharing;  // gcoalesce_sharing
+    std::uint8_t status;   // gcoalesce_status: how the first request for it was served
+    std::uint8_t checking; // AnswerChecking
+    std::uint64_t template_revision;
+    std::uint64_t realm;    // 0: everyone
+    StreamId individual_of; // the invalid stream that it was asked in place of; 0: none
+    Nanos opened_ns;        // monotonic
     std::int64_t opened_wall_ns;
     Key request_digest;           // SHA-256 of the body
     std::uint64_t request_bytes;  // the body's full length
@@ -266,7 +325,12 @@ enum class LogKind : std::uint32_t {
     evicted,
     revoked,
     refused,
-    closed
+    closed,
+    cancelled,
+    purged,
+    demoted,
+    resumed,
+    reloaded
 };
 
 struct LogFacts {
@@ -328,16 +392,15 @@ struct LaneHeader {
 
     alignas(64) Shared<std::uint32_t> asked; // 1: send on the wake socket at the next publication
     Shared<std::uint32_t> changes;           // moves with each change of a pin or join: sweeps skip what did not move
-    Shared<std::uint64_t> joined, fresh;     // requests served on the fast path, by status
 
     alignas(64) Shared<std::uint32_t> revoked; // the broker's word: 1: this lane's pins no longer count
 };
 
 struct PinEntry {
-    Shared<std::uint32_t> pins;  // readers of the slot
-    Shared<std::uint32_t> joins; // requests ever served from the slot on the fast path
-    Shared<std::uint32_t> moves; // changes when a reader of the slot moves on
-    std::uint32_t reserved;
+    Shared<std::uint32_t> pins;   // readers of the slot
+    Shared<std::uint32_t> joined; // requests served on the fast path while it was in flight, and not yet counted
+    Shared<std::uint32_t> fresh;  // the same when it had ended
+    Shared<std::uint32_t> moves;  // changes when a reader of the slot moves on
 };
 
 // ---- the layout is a contract --------------------------------------------------------------------------------------
@@ -345,15 +408,17 @@ struct PinEntry {
 
 static_assert(sizeof(Prefix) == 40);
 static_assert(sizeof(Header) == 448);
-static_assert(sizeof(TemplateEntry) == 704);
+static_assert(sizeof(TemplatePolicy) == 200);
+static_assert(sizeof(TemplateEntry) == 1024);
 static_assert(sizeof(IndexEntry) == 16);
-static_assert(sizeof(Slot) == 768);
+static_assert(sizeof(Slot) == 832);
 static_assert(sizeof(Extent) == 16);
 static_assert(sizeof(LogRecord) == 128);
 static_assert(sizeof(ErrorEntry) == 320);
 static_assert(sizeof(CounterEntry) == 256);
 static_assert(sizeof(LaneHeader) == 192);
 static_assert(sizeof(PinEntry) == 16);
+static_assert(static_cast<std::size_t>(TemplateCounter::count) <= kTemplateCounters);
 
 constexpr std::uint64_t fingerprint_of(std::initializer_list<std::uint64_t> numbers) {
     std::uint64_t hash = 0xcbf29ce484222325; // FNV-1a over whole numbers: a mismatch detector, nothing more
@@ -370,6 +435,9 @@ constexpr std::uint64_t kFingerprint = fingerprint_of({kLayoutMajor,
                                                        offsetof(Header, state),
                                                        offsetof(Header, log_next),
                                                        sizeof(TemplateEntry),
+                                                       offsetof(TemplatePolicy, cancel_after),
+                                                       offsetof(TemplateEntry, policy),
+                                                       offsetof(TemplateEntry, counts),
                                                        offsetof(TemplateEntry, window_until),
                                                        offsetof(TemplateEntry, first_event),
                                                        offsetof(TemplateEntry, join),
@@ -387,6 +455,7 @@ constexpr std::uint64_t kFingerprint = fingerprint_of({kLayoutMajor,
                                                        offsetof(Slot, key),
                                                        offsetof(Slot, opening),
                                                        offsetof(Slot, ending),
+                                                       offsetof(SlotOpening, realm),
                                                        offsetof(SlotOpening, model),
                                                        offsetof(SlotEnding, message),
                                                        sizeof(Extent),

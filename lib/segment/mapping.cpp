@@ -187,6 +187,16 @@ Result<SegmentView> SegmentView::check(const std::byte* base, std::size_t bytes)
     return view;
 }
 
+std::optional<TemplatePolicy> SegmentView::policy(std::uint32_t i) const {
+    const TemplateEntry& entry = templates_[i];
+    const std::uint64_t sequence = entry.sequence.load(std::memory_order_acquire);
+    if (sequence == 0 || sequence % 2 != 0) return std::nullopt;
+    const TemplatePolicy policy = entry.policy.load();
+    // Acquire-loads before it: a change of any word that was copied shows here (copy_in()).
+    if (entry.sequence.load(std::memory_order_acquire) != sequence) return std::nullopt;
+    return policy;
+}
+
 std::optional<SegmentView::Found> SegmentView::look_up(const Key& key) const {
     const std::uint64_t fingerprint = key_fingerprint(key);
     const std::uint64_t mask = header_->index.count - 1;

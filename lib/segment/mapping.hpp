@@ -57,6 +57,8 @@ class SegmentView {
     std::uint32_t slot_count() const { return static_cast<std::uint32_t>(header_->slots.count); }
     const TemplateEntry& template_entry(std::uint32_t i) const { return templates_[i]; }
     std::uint32_t template_count() const { return static_cast<std::uint32_t>(header_->templates.count); }
+    // What stands in that entry; nullopt: nothing, or it is changing at this moment.
+    std::optional<TemplatePolicy> policy(std::uint32_t i) const;
     const CounterEntry& counter(std::uint32_t i) const { return counters_[i]; }
     std::uint32_t counter_count() const { return static_cast<std::uint32_t>(header_->counters.count); }
     const LogRecord& log_record(std::uint64_t number) const { return log_[number % header_->log.count]; }

@@ -16,24 +16,25 @@ typedef enum gcoalesce_code {
     GCOALESCE_OK = 0,
 
     /* Attaching. */
-    GCOALESCE_ABSENT = 1,                /* neither socket nor segment of that instance exists */
-    GCOALESCE_STARTING = 2,              /* a broker is starting and not ready yet */
-    GCOALESCE_WRONG_VERSION = 3,         /* segment layout or control protocol of another version */
-    GCOALESCE_TOO_SHORT = 4,             /* the segment is shorter than its header claims */
-    GCOALESCE_CLOSED = 5,                /* the broker has shut down in order */
-    GCOALESCE_BROKER_DEAD = 6,           /* the broker died; proved by its kernel-held lock */
-    GCOALESCE_UNRESPONSIVE = 7,          /* the broker lives, but does not answer */
-    GCOALESCE_NO_PERMISSION = 8,         /* the kernel refuses access to the socket or the segment */
-    GCOALESCE_FOREIGN = 9,               /* the segment's owner, mode, type or contents are not a broker's */
+    GCOALESCE_ABSENT = 1,        /* neither socket nor segment of that instance exists */
+    GCOALESCE_STARTING = 2,      /* a broker is starting and not ready yet */
+    GCOALESCE_WRONG_VERSION = 3, /* segment layout or control protocol of another version */
+    GCOALESCE_TOO_SHORT = 4,     /* the segment is shorter than its header claims */
+    GCOALESCE_CLOSED = 5,        /* the broker has shut down in order */
+    GCOALESCE_BROKER_DEAD = 6,   /* the broker died; proved by its kernel-held lock */
+    GCOALESCE_UNRESPONSIVE = 7,  /* the broker lives, but does not answer */
+    GCOALESCE_NO_PERMISSION = 8, /* the kernel refuses access to the socket or the segment; or the broker refuses
+                                    this user a template, or an operator's command */
+    GCOALESCE_FOREIGN = 9,       /* the segment's owner, mode, type or contents are not a broker's */
     GCOALESCE_ATTACHED_BEFORE_FORK = 10, /* the handle belongs to the parent process: attach again */
 
     /* Asking. */
     GCOALESCE_BAD_REQUEST = 20, /* the request itself is wrong; asking again will not help */
-    GCOALESCE_NOT_FOUND = 21,
-    GCOALESCE_GONE = 22,
-    GCOALESCE_BUSY = 23,      /* a limit is reached; ask again after the retry delay */
-    GCOALESCE_DRAINING = 24,  /* the broker is shutting down */
-    GCOALESCE_TIMED_OUT = 25, /* the caller's own deadline passed */
+    GCOALESCE_NOT_FOUND = 21,   /* no such stream, key or template, as far as anybody remembers */
+    GCOALESCE_GONE = 22,        /* a stream that was there and has been dropped */
+    GCOALESCE_BUSY = 23,        /* a limit is reached; ask again after the retry delay */
+    GCOALESCE_DRAINING = 24,    /* the broker is shutting down */
+    GCOALESCE_TIMED_OUT = 25,   /* the caller's own deadline passed */
 
     /* Reading. */
     GCOALESCE_END = 30,     /* no more events: see gcoalesce_ending() */
@@ -52,32 +53,34 @@ typedef enum gcoalesce_code {
     GCOALESCE_TOO_LARGE = 49,           /* the answer passed the limit of bytes a stream */
     GCOALESCE_NO_MEMORY = 50,           /* the segment had no room for the answer */
     GCOALESCE_CUT_SHORT = 51,           /* the answer ended without a finish reason */
+    GCOALESCE_SCHEMA_BROKEN = 52,       /* the answer is whole, but not what its schema demands */
+    GCOALESCE_CALL_CANCELLED = 53,      /* an operator ended the call, or nobody was left to read it */
 
     GCOALESCE_IO = 60,      /* a system call failed where it should not */
     GCOALESCE_INTERNAL = 61 /* a bug in gcoalesce */
 } gcoalesce_code;
 
-/* How a stream ended (DESIGN section 8). Values never change. */
+/* How a stream ended. Values never change. */
 typedef enum gcoalesce_ending_kind {
-    GCOALESCE_IN_FLIGHT = 0, /* it has not ended */
-    GCOALESCE_COMPLETE = 1,
-    GCOALESCE_FAILED = 2,
-    GCOALESCE_TRUNCATED = 3,
-    GCOALESCE_INVALID = 4,
-    GCOALESCE_CANCELLED = 5,
-    GCOALESCE_INTERRUPTED = 6
+    GCOALESCE_IN_FLIGHT = 0,  /* it has not ended */
+    GCOALESCE_COMPLETE = 1,   /* all of it came, with a finish or block reason */
+    GCOALESCE_FAILED = 2,     /* an error, or a limit that passed before any event */
+    GCOALESCE_TRUNCATED = 3,  /* it stopped, or a limit passed, after some events and without a reason */
+    GCOALESCE_INVALID = 4,    /* all of it came, but it is not what its schema demands */
+    GCOALESCE_CANCELLED = 5,  /* an operator ended it, or nobody was left to read it */
+    GCOALESCE_INTERRUPTED = 6 /* the broker died or shut down in its midst */
 } gcoalesce_ending_kind;
 
 /* How a request was served. Values never change. */
 typedef enum gcoalesce_status {
-    GCOALESCE_OPENING = 0, /* not known yet */
-    GCOALESCE_STARTED = 1, /* this request caused the upstream call */
-    GCOALESCE_JOINED = 2,  /* it reads a call that was under way */
-    GCOALESCE_FRESH = 3,   /* it reads a finished answer that is still fresh */
-    GCOALESCE_SNAPSHOT = 4,
-    GCOALESCE_RESUMED = 5,
-    GCOALESCE_INDIVIDUAL = 6,
-    GCOALESCE_BYPASS = 7 /* a call of its own, at the caller's wish */
+    GCOALESCE_OPENING = 0,    /* not known yet */
+    GCOALESCE_STARTED = 1,    /* this request caused the upstream call */
+    GCOALESCE_JOINED = 2,     /* it reads a call that was under way */
+    GCOALESCE_FRESH = 3,      /* it reads a finished answer that is still fresh */
+    GCOALESCE_SNAPSHOT = 4,   /* it reads a finished answer that was kept on disk */
+    GCOALESCE_RESUMED = 5,    /* it goes on where an earlier reader stopped */
+    GCOALESCE_INDIVIDUAL = 6, /* the shared answer was invalid: it was asked again alone */
+    GCOALESCE_BYPASS = 7      /* a call of its own, at the caller's wish */
 } gcoalesce_status;
 
 /* Who may share the answer. */
@@ -104,11 +107,23 @@ typedef struct gcoalesce_attach_options {
 
 typedef struct gcoalesce_request {
     size_t size;       /* sizeof(gcoalesce_request) */
-    const char* model; /* "gemini-2.5-flash"; a leading "models/" is dropped */
-    const char* body;  /* a whole request body of the Gemini API (JSON); copied before gcoalesce_open returns */
+    const char* model; /* "gemini-2.5-flash"; a leading "models/" is dropped. NULL with template_id or resume */
+    const char* body;  /* a whole request body of the Gemini API (JSON), or with template_id a JSON object of the
+                          template's variables; copied before gcoalesce_open returns. NULL with resume */
     size_t body_bytes; /* at most 32 MiB */
     int stream; /* not 0: streamGenerateContent, one event each; 0: generateContent, the whole answer is one event */
     gcoalesce_sharing sharing;
+
+    const char* template_id;  /* NULL: "default", the template of whole request bodies */
+    const char* realm;        /* where the template lets each realm share for itself: whose request this is, at most 128
+                                 bytes. NULL: nobody's in particular */
+    const char* explicit_key; /* where the template allows it: what stands for the request in its key, at most 256
+                                 bytes. Two requests with the same one get the same answer, whatever they ask */
+    int64_t max_age_ms;       /* of a finished answer: 0: what the template calls fresh; > 0: and no older than this;
+                                 < 0: none, only a running one */
+    int no_store; /* not 0: if this request causes a call, its answer is kept neither for later ones nor on disk */
+    const char* resume; /* "<stream id>.<number>", the id of the last event that was read ("<stream id>" or ".0": none):
+                           go on after it. Never causes a call. NULL: no */
 } gcoalesce_request;
 
 typedef struct gcoalesce_event {
@@ -150,6 +165,8 @@ GCOALESCE_API gcoalesce_code gcoalesce_attach(const gcoalesce_attach_options* op
 GCOALESCE_API void gcoalesce_detach(gcoalesce_attachment* attachment);
 
 /* Asks for an answer; never waits. The answer, or the broker's refusal, comes with gcoalesce_next.
+ * Resuming is refused with GCOALESCE_GONE (the stream was dropped), GCOALESCE_NOT_FOUND (never heard of, or another
+ * realm's) or GCOALESCE_BAD_REQUEST (an event that the stream does not have).
  * Errors: GCOALESCE_BAD_REQUEST, GCOALESCE_ATTACHED_BEFORE_FORK. *out is set only on GCOALESCE_OK and is the
  * caller's, who ends it with gcoalesce_close. */
 GCOALESCE_API gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_request* request,
@@ -188,17 +205,39 @@ GCOALESCE_API void gcoalesce_close(gcoalesce_subscription* subscription);
 GCOALESCE_API int gcoalesce_fd(gcoalesce_attachment* attachment);
 GCOALESCE_API gcoalesce_code gcoalesce_dispatch(gcoalesce_attachment* attachment);
 
-/* The notification window of all templates. */
+/* What only members of the broker's admin group may say (GCOALESCE_NO_PERMISSION); the broker logs who said it. Each
+ * waits up to timeout_ms for the answer. */
+
+/* The notification window: answers that are given while it is open stay fresh longer. */
 typedef enum gcoalesce_notify_action {
-    GCOALESCE_NOTIFY_STATUS = 0,
-    GCOALESCE_NOTIFY_ON = 1, /* open until now + for_ms, or until the present deadline if that is later */
+    GCOALESCE_NOTIFY_STATUS = 0, /* anybody may ask */
+    GCOALESCE_NOTIFY_ON = 1,     /* open until now + for_ms, or until the present deadline if that is later */
     GCOALESCE_NOTIFY_OFF = 2
 } gcoalesce_notify_action;
 
-/* for_ms: 0 takes the template's `window`; at most one day. *remaining_ms: how long the window stays open, 0 when
- * closed. */
+/* template_ids: separated by commas, at most 1 KiB; NULL: all. for_ms: 0 takes each template's `window`; at most one
+ * day. *remaining_ms: how long the window stays open, the longest of them; 0 when all are closed. */
 GCOALESCE_API gcoalesce_code gcoalesce_notify(gcoalesce_attachment* attachment, gcoalesce_notify_action action,
-                                              int64_t for_ms, int64_t timeout_ms, int64_t* remaining_ms);
+                                              const char* template_ids, int64_t for_ms, int64_t timeout_ms,
+                                              int64_t* remaining_ms);
+
+/* Ends a running stream for all its readers, who keep what came and learn GCOALESCE_CALL_CANCELLED. target: the first
+ * four or more digits of its key or stream id. *streams: how many were ended; 0: it had ended already. */
+GCOALESCE_API gcoalesce_code gcoalesce_cancel(gcoalesce_attachment* attachment, const char* target, int64_t timeout_ms,
+                                              uint64_t* streams);
+
+/* Drops what is kept for later requests, on disk too; readers of running streams finish, and later requests start anew.
+ * target: as above, or a template's id, or NULL for GCOALESCE_PURGE_ALL. *streams: how many were dropped. */
+typedef enum gcoalesce_purge_scope {
+    GCOALESCE_PURGE_STREAM = 0,
+    GCOALESCE_PURGE_TEMPLATE = 1,
+    GCOALESCE_PURGE_ALL = 2
+} gcoalesce_purge_scope;
+GCOALESCE_API gcoalesce_code gcoalesce_purge(gcoalesce_attachment* attachment, gcoalesce_purge_scope scope,
+                                             const char* target, int64_t timeout_ms, uint64_t* streams);
+
+/* Makes the broker read its templates and its API key again: all, or with GCOALESCE_BAD_REQUEST and a sentence none. */
+GCOALESCE_API gcoalesce_code gcoalesce_reload(gcoalesce_attachment* attachment, int64_t timeout_ms);
 
 /* The sentence that belongs to the last code other than GCOALESCE_OK that a call returned on this thread. Never NULL;
  * valid until the thread's next call of this library. */

@@ -31,11 +31,17 @@ struct AttachOptions { // empty: as a null pointer in gcoalesce_attach_options
     std::string client_name;
 };
 
-struct Request {
+struct Request { // as gcoalesce_request; empty: as a null pointer there
     std::string model;
     std::string_view body; // copied by open()
     bool stream = true;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
+    std::string template_id;
+    std::string realm;
+    std::string explicit_key;
+    milliseconds max_age{0};
+    bool no_store = false;
+    std::string resume;
 };
 
 struct Event {
@@ -127,7 +133,6 @@ class Attachment {
 
     [[nodiscard]] gcoalesce_code attach(const AttachOptions& options, milliseconds timeout) noexcept {
         detach();
-        const auto text = [](const std::string& value) { return value.empty() ? nullptr : value.c_str(); };
         gcoalesce_attach_options given{};
         given.size = sizeof given;
         given.instance = text(options.instance);
@@ -140,11 +145,17 @@ class Attachment {
     [[nodiscard]] gcoalesce_code open(const Request& request, Subscription& subscription) noexcept {
         gcoalesce_request given{};
         given.size = sizeof given;
-        given.model = request.model.c_str();
+        given.model = text(request.model);
         given.body = request.body.data();
         given.body_bytes = request.body.size();
         given.stream = request.stream ? 1 : 0;
         given.sharing = request.sharing;
+        given.template_id = text(request.template_id);
+        given.realm = text(request.realm);
+        given.explicit_key = text(request.explicit_key);
+        given.max_age_ms = request.max_age.count();
+        given.no_store = request.no_store ? 1 : 0;
+        given.resume = text(request.resume);
         subscription.close();
         return gcoalesce_open(handle_, &given, &subscription.handle_);
     }
@@ -152,17 +163,32 @@ class Attachment {
     int fd() noexcept { return gcoalesce_fd(handle_); }
     [[nodiscard]] gcoalesce_code dispatch() noexcept { return gcoalesce_dispatch(handle_); }
 
-    [[nodiscard]] gcoalesce_code notify(gcoalesce_notify_action action, milliseconds for_how_long, milliseconds timeout,
+    [[nodiscard]] gcoalesce_code notify(gcoalesce_notify_action action, const std::string& template_ids,
+                                        milliseconds for_how_long, milliseconds timeout,
                                         milliseconds& remaining) noexcept {
         std::int64_t left = 0;
-        const gcoalesce_code code = gcoalesce_notify(handle_, action, for_how_long.count(), timeout.count(), &left);
+        const gcoalesce_code code =
+            gcoalesce_notify(handle_, action, text(template_ids), for_how_long.count(), timeout.count(), &left);
         if (code == GCOALESCE_OK) remaining = milliseconds(left);
         return code;
+    }
+    [[nodiscard]] gcoalesce_code cancel(const std::string& target, milliseconds timeout,
+                                        std::uint64_t& streams) noexcept {
+        return gcoalesce_cancel(handle_, target.c_str(), timeout.count(), &streams);
+    }
+    [[nodiscard]] gcoalesce_code purge(gcoalesce_purge_scope scope, const std::string& target, milliseconds timeout,
+                                       std::uint64_t& streams) noexcept {
+        return gcoalesce_purge(handle_, scope, target.c_str(), timeout.count(), &streams);
+    }
+    [[nodiscard]] gcoalesce_code reload(milliseconds timeout) noexcept {
+        return gcoalesce_reload(handle_, timeout.count());
     }
 
     void detach() noexcept { gcoalesce_detach(std::exchange(handle_, nullptr)); }
 
   private:
+    static const char* text(const std::string& value) noexcept { return value.empty() ? nullptr : value.c_str(); }
+
     gcoalesce_attachment* handle_ = nullptr;
 };
 

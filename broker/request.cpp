@@ -1,0 +1,98 @@
+#include "broker/request.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/canonical_json.hpp"
+#include "base/sha256.hpp"
+#include "protocol/key.hpp"
+#include "templates/template.hpp"
+
+namespace gcoalesce {
+namespace {
+
+// The schema in a request's own generation config. One with keywords that only Gemini understands is Gemini's to judge.
+void take_schema(const std::string& body, OpenRequest& request) {
+    if (body.find("chema") == std::string::npos) return; // spares nearly every request the parse
+    const nlohmann::json parsed = nlohmann::json::parse(body, nullptr, false);
+    for (const char* config : {"generationConfig", "generation_config"}) {
+        const auto found = parsed.find(config);
+        if (found == parsed.end() || !found->is_object()) continue;
+        for (const auto& [name, form] : {std::pair{"responseSchema", Schema::Form::response_schema},
+                                         {"response_schema", Schema::Form::response_schema},
+                                         {"responseJsonSchema", Schema::Form::json_schema},
+                                         {"response_json_schema", Schema::Form::json_schema}}) {
+            const auto schema = found->find(name);
+            if (schema == found->end() || schema->is_null()) continue;
+            Result<Schema> compiled = Schema::compile(schema->dump(), form);
+            request.unchecked = !compiled;
+            if (compiled) request.schema = std::move(*compiled);
+            return;
+        }
+    }
+}
+
+} // namespace
+
+std::uint64_t realm_number(std::string_view realm) {
+    if (realm.empty()) return 0;
+    Sha256 hash;
+    hash.field(realm);
+    const Key digest = hash.finish();
+    std::uint64_t number = 0;
+    std::memcpy(&number, digest.data(), sizeof number);
+    return std::max<std::uint64_t>(number, 1);
+}
+
+Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std::string> body,
+                            std::shared_ptr<const TemplateSettings> settings) {
+    OpenRequest request;
+    request.method = open.method;
+    request.sharing = open.sharing;
+    if (open.max_age_ms != 0) request.max_age = open.max_age_ms < 0 ? -1 : from_ms(open.max_age_ms);
+    request.no_store = open.no_store;
+    request.individual_of = open.individual_of;
+    request.settings = settings;
+    const std::string_view realm = settings->realms ? std::string_view(open.realm) : std::string_view();
+    request.realm = realm_number(realm);
+
+    KeyParts parts;
+    parts.realm = realm;
+    parts.template_id = settings->id;
+    parts.template_revision = settings->revision;
+    parts.method = open.method;
+    std::string asked;
+    if (settings->file && settings->id != kDefaultTemplate) {
+        if (!open.model.empty())
+            return fail(GCOALESCE_BAD_REQUEST, "expected no model: template \"{}\" names it", settings->id);
+        const Result<TemplateValues> values = read_variables(*settings->file, *body);
+        if (!values) return tl::unexpected(values.error());
+        request.model = settings->file->model;
+        request.body = std::make_shared<const std::string>(render(*settings->file, *values));
+        request.schema = settings->file->schema;
+        asked = values->canonical;
+    } else {
+        Result<std::string> model = resolve_model(open.model);
+        if (!model) return tl::unexpected(model.error());
+        request.model = std::move(*model);
+        Result<std::string> canonical = canonical_request(*body);
+        if (!canonical) return tl::unexpected(canonical.error());
+        asked = std::move(*canonical);
+        take_schema(*body, request);
+        request.body = std::move(body);
+    }
+    if (!open.explicit_key.empty()) {
+        if (!settings->explicit_keys)
+            return fail(GCOALESCE_BAD_REQUEST, "template \"{}\" does not let requests bring a key of their own",
+                        settings->id);
+        asked = open.explicit_key;
+        parts.explicit_key = true;
+    }
+    parts.model = request.model;
+    parts.asked = asked;
+    request.key = compute_key(parts);
+    return request;
+}
+
+} // namespace gcoalesce
