@@ -45,7 +45,7 @@ Coalescer::Coalescer(Store& store, Upstream& upstream, Timers& timers, const Tem
 
 Coalescer::~Coalescer() = default;
 
-// The first that applies, in the order of the design's section 7.
+// The first that applies, in the order that README's architecture gives.
 Result<OpenAnswer> Coalescer::open(const OpenRequest& request) {
     if (request.sharing == GCOALESCE_SHARE) {
         if (const auto stream = store_.find(request.key)) {
