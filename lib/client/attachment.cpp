@@ -85,8 +85,7 @@ Result<std::shared_ptr<Attachment>> Attachment::attach(Instance instance, std::s
         self.turn(present);
         if (self.link_) break;
         const Code code = self.trouble_.code;
-        const bool last = self.attach_deadline_ == 0 || !may_pass(code) || code == GCOALESCE_UNRESPONSIVE ||
-                          present >= self.attach_deadline_;
+        const bool last = self.attach_deadline_ == 0 || !may_pass(code) || present >= self.attach_deadline_;
         if (code != GCOALESCE_OK && !self.attempt_ && last) return tl::unexpected(self.trouble_);
         Nanos until = self.next_step(present);
         if (self.attach_deadline_ != 0) until = std::min(until, std::max(self.attach_deadline_, present));
@@ -262,7 +261,8 @@ void Attachment::back_off(Nanos now) {
 void Attachment::try_attach(Nanos now) {
     if (!attempt_) {
         if (now < next_try_) return;
-        Nanos patience = kAttachPatience;
+        // Twice as long each time: a starved broker answers late, and each try goes to the end of its queue.
+        Nanos patience = kAttachPatience << std::min(unanswered_, 5u);
         if (attach_deadline_ != 0) patience = std::clamp<Nanos>(attach_deadline_ - now, kMillisecond, patience);
         attempt_.emplace(instance_, client_name_, now, patience);
     }
@@ -271,6 +271,7 @@ void Attachment::try_attach(Nanos now) {
         watch(-1, false);
         attempt_.reset();
         trouble_ = step.error();
+        unanswered_ = trouble_.code == GCOALESCE_UNRESPONSIVE ? unanswered_ + 1 : 0;
         back_off(now);
         if (!may_pass(trouble_.code)) refuse_all(trouble_);
     } else if (*step) {
@@ -282,6 +283,7 @@ void Attachment::try_attach(Nanos now) {
 
 void Attachment::install(AttachTry::Attached attached) {
     attempt_.reset();
+    unanswered_ = 0;
     trouble_.code = GCOALESCE_OK;
     if (watched_wake_ >= 0) ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
     session_ = std::move(attached.session);

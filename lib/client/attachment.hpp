@@ -135,7 +135,8 @@ class Attachment {
     Nanos attach_deadline_ = 0;          // of the first attach; 0: none
     bool first_ = true;                  // attach() wants a session even with nothing pending
     Nanos next_try_ = 0;
-    unsigned failures_ = 0; // of connections in a row, none of which brought an answer
+    unsigned failures_ = 0;   // of connections in a row, none of which brought an answer
+    unsigned unanswered_ = 0; // tries in a row that found a broker unresponsive
     std::unordered_map<std::uint64_t, std::shared_ptr<Pending>> pending_;
     std::uint64_t last_id_ = 0;
     bool polling_ = false;           // a waiter polls control_poll_

@@ -148,12 +148,31 @@ TEST_CASE("attaching waits for a broker that is not there yet") {
 TEST_CASE("a broker that does not answer is unresponsive") {
     const TemporaryInstance where;
     FakeBrokerOptions options;
-    options.mute = true;
+    options.mute_connections = ~std::uint64_t{0};
     const FakeBroker broker(where.instance(), options);
     client::Attachment attachment;
-    const auto timeout = GENERATE(0ms, 50ms, 30000ms); // the last one would be waited for a broker that is absent
+    const auto timeout = GENERATE(0ms, 50ms, 1500ms); // the last one is longer than a try
+    const auto before = std::chrono::steady_clock::now();
     CHECK(attach(attachment, where, timeout) == GCOALESCE_UNRESPONSIVE);
+    CHECK(std::chrono::steady_clock::now() - before >= timeout);
     CHECK_THAT(client::message(), Catch::Contains("does not answer"));
+}
+
+TEST_CASE("a broker that does not answer is tried again within the timeout, each time for longer") {
+    const TemporaryInstance where;
+    FakeBrokerOptions options;
+    SECTION("it never answers those who came at first") {
+        options.mute_connections = 1;
+        const FakeBroker broker(where.instance(), options);
+        client::Attachment attachment;
+        CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
+    }
+    SECTION("it always takes longer than the first try waits") {
+        options.welcome_after = 1200 * kMillisecond;
+        const FakeBroker broker(where.instance(), options);
+        client::Attachment attachment;
+        CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
+    }
 }
 
 TEST_CASE("a broker that lives, but whose socket was removed, is told from one that is absent") {
