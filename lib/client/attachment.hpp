@@ -115,7 +115,8 @@ class Attachment {
     Nanos next_step(Nanos now) const;
     void watch(int fd, bool output);
     void hand_over();
-    void set_timer(Nanos after);
+    void set_timer(Nanos due);
+    void drain_wake();
     void make_readable();
     void close_link();
 
@@ -145,6 +146,7 @@ class Attachment {
     bool watched_output_ = false;
     int watched_wake_ = -1; // in loop_poll_
     bool kicked_ = false;
+    Nanos timer_due_ = 0; // 0: not running
     bool detached_ = false;
     std::atomic<bool> loop_used_{false};
     std::atomic<bool> has_output_{false};
