@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <cstdlib>
 
 #include "base/units.hpp"
 #include "broker/exit_codes.hpp"
@@ -15,6 +16,26 @@ std::string variable(const std::string& flag) {
     for (const char c : flag.substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     return name;
 }
+
+// CLI11 takes a line of the file before it looks at the environment: the lines that a variable overrules are left out.
+class ConfigFile : public CLI::ConfigTOML {
+  public:
+    explicit ConfigFile(const CLI::App& app) : app_(app) {}
+
+    std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+        std::vector<CLI::ConfigItem> lines = CLI::ConfigTOML::from_config(input);
+        std::erase_if(lines, [this](const CLI::ConfigItem& line) {
+            const CLI::Option* option = line.parents.empty() ? app_.get_option_no_throw("--" + line.name) : nullptr;
+            if (option == nullptr) return false; // for CLI11 to complain of
+            const char* value = std::getenv(option->get_envname().c_str());
+            return value != nullptr && *value != '\0'; // an empty one is none to CLI11 either
+        });
+        return lines;
+    }
+
+  private:
+    const CLI::App& app_;
+};
 
 class Options {
   public:
@@ -76,6 +97,7 @@ Parsed parse_command_line(int argc, char** argv) {
                  "gcoalesced"};
     app.set_version_flag("--version", std::string("gcoalesced " GCOALESCE_VERSION));
     app.set_config("--config", "", "read options from this TOML file (their names without the dashes)");
+    app.config_formatter(std::make_shared<ConfigFile>(app));
     app.allow_config_extras(CLI::config_extras_mode::error);
     Options options(app);
     options.text("--instance", instance, "which broker of this runtime directory");

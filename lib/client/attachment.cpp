@@ -85,8 +85,7 @@ Result<std::shared_ptr<Attachment>> Attachment::attach(Instance instance, std::s
         self.turn(present);
         if (self.link_) break;
         const Code code = self.trouble_.code;
-        const bool last = self.attach_deadline_ == 0 || !may_pass(code) || code == GCOALESCE_UNRESPONSIVE ||
-                          present >= self.attach_deadline_;
+        const bool last = self.attach_deadline_ == 0 || !may_pass(code) || present >= self.attach_deadline_;
         if (code != GCOALESCE_OK && !self.attempt_ && last) return tl::unexpected(self.trouble_);
         Nanos until = self.next_step(present);
         if (self.attach_deadline_ != 0) until = std::min(until, std::max(self.attach_deadline_, present));
@@ -281,7 +280,8 @@ void Attachment::back_off(Nanos now) {
 void Attachment::try_attach(Nanos now) {
     if (!attempt_) {
         if (now < next_try_) return;
-        Nanos patience = kAttachPatience;
+        // Twice as long each time: a starved broker answers late, and each try goes to the end of its queue.
+        Nanos patience = kAttachPatience << std::min(unanswered_, 5u);
         if (attach_deadline_ != 0) patience = std::clamp<Nanos>(attach_deadline_ - now, kMillisecond, patience);
         attempt_.emplace(instance_, client_name_, now, patience);
     }
@@ -290,6 +290,7 @@ void Attachment::try_attach(Nanos now) {
         watch(-1, false);
         attempt_.reset();
         trouble_ = step.error();
+        unanswered_ = trouble_.code == GCOALESCE_UNRESPONSIVE ? unanswered_ + 1 : 0;
         back_off(now);
         if (!may_pass(trouble_.code)) refuse_all(trouble_);
     } else if (*step) {
@@ -301,6 +302,7 @@ void Attachment::try_attach(Nanos now) {
 
 void Attachment::install(AttachTry::Attached attached) {
     attempt_.reset();
+    unanswered_ = 0;
     trouble_.code = GCOALESCE_OK;
     if (watched_wake_ >= 0) ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
     session_ = std::move(attached.session);
@@ -444,17 +446,19 @@ std::string Attachment::trouble() {
 // What no broker tells of makes fd() readable through the timer, at once: a stream that was joined with events in it
 // already, an answer that another thread took off the control socket, a connection that was lost.
 
-void Attachment::set_timer(Nanos after) {
+// Lets the timer make fd() readable at `due`; 0: never. Under mutex_.
+void Attachment::set_timer(Nanos due) {
     itimerspec time{};
-    time.it_value.tv_sec = static_cast<std::time_t>(after / kSecond);
-    time.it_value.tv_nsec = static_cast<long>(after % kSecond);
-    ::timerfd_settime(timer_.get(), 0, &time, nullptr); // and what had expired is no longer readable
+    time.it_value.tv_sec = static_cast<std::time_t>(due / kSecond);
+    time.it_value.tv_nsec = static_cast<long>(due % kSecond);
+    ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &time, nullptr); // what had expired is no longer readable
+    timer_due_ = due;
 }
 
 void Attachment::make_readable() {
     if (!loop_used_.load(std::memory_order_relaxed) || kicked_) return;
     kicked_ = true;
-    set_timer(1);
+    set_timer(1); // long past
 }
 
 void Attachment::kick() {
@@ -475,22 +479,27 @@ void Attachment::dispatch() {
     if (detached_) return;
     loop_used_.store(true, std::memory_order_relaxed);
     const Nanos present = now();
-    while (watched_wake_ >= 0) {
-        char bytes[16];
-        const ssize_t got = ::recv(watched_wake_, bytes, sizeof bytes, MSG_DONTWAIT);
-        if (got > 0 || (got < 0 && errno == EINTR)) continue;
-        if (got == 0 || errno != EAGAIN) { // the broker's end is gone, which would be readable for ever
-            ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
-            watched_wake_ = -1;
-        }
-        break;
-    }
+    drain_wake();
     turn(present);
     session_->look();
     session_->lane().ask();
     const bool busy = subscriptions.load(std::memory_order_relaxed) > 0 || !pending_.empty();
+    const Nanos due = pending_.empty() ? present + kSlice : std::max(next_step(present), present + kMillisecond);
+    // A system call only where the timer has expired or would come too late: not with every event.
+    if (!busy && timer_due_ != 0) set_timer(0);
+    if (busy && (timer_due_ <= present || timer_due_ > due)) set_timer(due);
     kicked_ = false;
-    set_timer(!busy ? 0 : std::max<Nanos>(pending_.empty() ? kSlice : next_step(present) - present, kMillisecond));
+}
+
+// One send answers one ask, so there is one message as a rule; another one keeps fd() readable.
+void Attachment::drain_wake() {
+    if (watched_wake_ < 0) return;
+    char bytes[16];
+    const ssize_t got = ::recv(watched_wake_, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    // The broker's end is gone, which would be readable for ever.
+    ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
+    watched_wake_ = -1;
 }
 
 // ---- ending --------------------------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ class Attachment {
     Nanos next_step(Nanos now) const;
     void watch(int fd, bool output);
     void hand_over();
-    void set_timer(Nanos after);
+    void set_timer(Nanos due);
+    void drain_wake();
     void make_readable();
     void close_link();
 
@@ -136,7 +137,8 @@ class Attachment {
     Nanos attach_deadline_ = 0;          // of the first attach; 0: none
     bool first_ = true;                  // attach() wants a session even with nothing pending
     Nanos next_try_ = 0;
-    unsigned failures_ = 0; // of connections in a row, none of which brought an answer
+    unsigned failures_ = 0;   // of connections in a row, none of which brought an answer
+    unsigned unanswered_ = 0; // tries in a row that found a broker unresponsive
     std::unordered_map<std::uint64_t, std::shared_ptr<Pending>> pending_;
     std::uint64_t last_id_ = 0;
     bool polling_ = false;           // a waiter polls control_poll_
@@ -145,6 +147,7 @@ class Attachment {
     bool watched_output_ = false;
     int watched_wake_ = -1; // in loop_poll_
     bool kicked_ = false;
+    Nanos timer_due_ = 0; // 0: not running
     bool detached_ = false;
     std::atomic<bool> loop_used_{false};
     std::atomic<bool> has_output_{false};

@@ -187,7 +187,9 @@ Result<std::optional<AttachTry::Attached>> AttachTry::advance(Nanos now) {
         const bool open = link_->receive(&descriptors_);
         Message message;
         const Result<bool> found = link_->next(message);
-        if (!found) return tl::unexpected(found.error());
+        if (!found)
+            return fail(GCOALESCE_FOREIGN, "what listens at {} is no broker: {}", instance_.socket_path(),
+                        found.error().message);
         if (*found) {
             if (const auto* goodbye = std::get_if<message::Goodbye>(&message))
                 return fail(goodbye->code, "the broker refuses this client: {}", goodbye->message);

@@ -14,7 +14,7 @@
 
 namespace gcoalesce {
 
-constexpr Nanos kAttachPatience = kSecond;   // for a broker that accepts and then says nothing
+constexpr Nanos kAttachPatience = kSecond;   // of a first try, for a broker that accepts and then says nothing
 constexpr Nanos kSlice = 250 * kMillisecond; // the longest sleep before the world is looked at again
 
 // What an attach left in this process's memory. Subscriptions share it, so that streams stay readable after the broker

@@ -129,14 +129,9 @@ Attachment attach(const Instance& instance, std::int64_t timeout_ms) {
     options.runtime_dir = instance.runtime_dir.c_str();
     options.client_name = "chaos";
     gcoalesce_attachment* attachment = nullptr;
-    // A machine with more to do than it can makes a broker wait for its turn longer than the library's patience.
-    const std::int64_t deadline = to_ms(system_clock().monotonic()) + timeout_ms;
-    for (;;) {
-        const std::int64_t left = deadline - to_ms(system_clock().monotonic());
-        const gcoalesce_code code = gcoalesce_attach(&options, std::max<std::int64_t>(left, 0), &attachment);
-        if (code == GCOALESCE_OK) return Attachment(attachment);
-        if (code != GCOALESCE_UNRESPONSIVE || left <= 0) throw_code("attaching", code);
-    }
+    const gcoalesce_code code = gcoalesce_attach(&options, timeout_ms, &attachment);
+    if (code != GCOALESCE_OK) throw_code("attaching", code);
+    return Attachment(attachment);
 }
 
 Reader::Reader(const Attachment& attachment, const Ask& ask) : digest_(std::make_unique<Sha256>()) {

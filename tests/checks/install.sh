@@ -13,12 +13,12 @@ clean_up() {
 }
 trap clean_up EXIT
 
-cmake --install "$1" --prefix "$dir/usr" >/dev/null
+cmake --install "$1" --prefix "$dir/built" >/dev/null
+mv "$dir/built" "$dir/usr" # as a package does: what it installs knows no prefix
 PKG_CONFIG_PATH=$(dirname "$(find "$dir/usr" -name gcoalesce.pc)")
 export PKG_CONFIG_PATH
-from_here=(--define-prefix) # the file knows the prefix of the configuration
 awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } inside' "$readme" >"$dir/example.c"
-read -ra flags <<<"$(pkg-config "${from_here[@]}" --cflags --libs gcoalesce)"
+read -ra flags <<<"$(pkg-config --cflags --libs gcoalesce)"
 gcc -std=c11 -Wall -Wextra -Wpedantic -Werror "$dir/example.c" "${flags[@]}" -o "$dir/example"
 
 exec 3< <(exec "$dir/usr/bin/gcoalesce" sim --events 12)
@@ -30,6 +30,6 @@ until "$dir/usr/bin/gcoalesce" notify status >/dev/null 2>&1; do
     kill -0 "${pids[-1]}"
     sleep 0.05
 done
-LD_LIBRARY_PATH=$(pkg-config "${from_here[@]}" --variable=libdir gcoalesce) "$dir/example" >"$dir/answer"
+LD_LIBRARY_PATH=$(pkg-config --variable=libdir gcoalesce) "$dir/example" >"$dir/answer"
 [ "$(wc -l <"$dir/answer")" -eq 12 ]
 tail -n 1 "$dir/answer" | grep -q '"finishReason": "STOP"'

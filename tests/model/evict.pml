@@ -1,4 +1,5 @@
-/* Eviction, and readers whose pins no longer count (DESIGN section 5): a model for spin of the check after the copy.
+/* Eviction, and readers whose pins no longer count (README, "Pin, close, retire"): a model for spin of
+ * the check after the copy.
  *
  * In the model                          In the C++
  * generation, state, evicted, ending    Slot                                       lib/segment/layout.hpp

@@ -1,5 +1,5 @@
-/* Attaching, opening over the control socket, withdrawing, hanging up and dying (DESIGN sections 5 and 6): a model for
- * spin of who takes back which pin.
+/* Attaching, opening over the control socket, withdrawing, hanging up and dying: a model for spin of who takes
+ * back which pin.
  *
  * In the model                          In the C++
  * lane[a].pins                          PinEntry::pins of attachment a             lib/segment/lane.hpp

@@ -1,4 +1,5 @@
-/* Joining, closing to joiners, reopening, ending, retiring and reusing a slot (DESIGN section 5): a model for spin.
+/* Joining, closing to joiners, reopening, ending, retiring and reusing a slot (README, "Pin, close, retire"): a
+ * model for spin.
  *
  * In the model                          In the C++
  * slot[s].generation, state, key        Slot                                       lib/segment/layout.hpp
@@ -272,7 +273,7 @@ finish:
 
 #define short_of_memory (finished < JOINERS) /* it may be; in the end it is not */
 
-inline find() /* step 3 and 4 of DESIGN section 7 */
+inline find() /* a stream to join or to read fresh, if there is one */
 {
     s = (found(0) -> 0 : (found(SLOT2) -> SLOT2 : NOWHERE))
 }

@@ -1,4 +1,4 @@
-/* Publishing and waking (DESIGN section 5): a model for spin.
+/* Publishing and waking (README, "Publish last"): a model for spin.
  *
  * In the model                          In the C++
  * committed, state, ending, wake        Slot                                       lib/segment/layout.hpp

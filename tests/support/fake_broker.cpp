@@ -73,6 +73,7 @@ struct FakeBroker::Connection {
     LaneId lane = 0;
     Mapping lane_mapping;
     std::optional<Call> arriving;
+    std::optional<Nanos> welcome_at; // it has said hello
 };
 
 FakeBroker::FakeBroker(const Instance& instance, FakeBrokerOptions options)
@@ -129,6 +130,11 @@ void FakeBroker::run() {
             const auto found = connections_.find(ids[i]);
             if (found != connections_.end() && polled[i].revents != 0) readable(*found->second);
         }
+        for (const auto& [id, connection] : connections_) {
+            if (!connection->welcome_at || *connection->welcome_at > system_clock().monotonic()) continue;
+            connection->welcome_at.reset();
+            welcome(*connection);
+        }
         stepped_.notify_all();
     }
 }
@@ -146,7 +152,7 @@ void FakeBroker::readable(Connection& connection) {
         connections_.erase(connection.id);
         return;
     }
-    if (options_.mute) return;
+    if (connection.id <= options_.mute_connections) return;
     connection.frames.feed({bytes, static_cast<std::size_t>(got)});
     const std::uint64_t id = connection.id;
     for (std::string_view frame; connections_.contains(id) && must(connection.frames.next(frame));)
@@ -188,7 +194,11 @@ void FakeBroker::take(Connection& connection, std::string_view frame) {
         return;
     }
     Message message = must(decode(frame));
-    if (std::holds_alternative<message::Hello>(message)) return welcome(connection);
+    if (std::holds_alternative<message::Hello>(message)) {
+        if (options_.welcome_after == 0) return welcome(connection);
+        connection.welcome_at = system_clock().monotonic() + options_.welcome_after;
+        return;
+    }
     if (auto* open = std::get_if<message::Open>(&message)) {
         connection.arriving = Call{connection.id, std::move(*open), {}, {}};
     } else if (std::holds_alternative<message::Withdraw>(message)) {
@@ -264,8 +274,8 @@ void FakeBroker::welcome(Connection& connection) {
         part->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
         std::memcpy(CMSG_DATA(part), descriptors.data(), descriptors.size() * sizeof(int));
     }
-    must(::sendmsg(connection.socket.get(), &header_out, MSG_NOSIGNAL) == static_cast<ssize_t>(frame.size()),
-         "send the welcome");
+    const ssize_t sent = ::sendmsg(connection.socket.get(), &header_out, MSG_NOSIGNAL);
+    must(sent == static_cast<ssize_t>(frame.size()) || errno == EPIPE /* it did not wait */, "send the welcome");
 }
 
 void FakeBroker::send(std::uint64_t connection, const Message& message) {

@@ -40,7 +40,8 @@ struct FakeBrokerOptions {
     std::size_t extent_bytes = 8 << 20;
     TemplateSettings settings = {};
     Nanos stall_timeout = 60 * kSecond;
-    bool mute = false;                         // accepts and reads, and never says a word
+    std::uint64_t mute_connections = 0;        // the first so many are read and never answered
+    Nanos welcome_after = 0;                   // how long each hello waits for its answer
     std::uint32_t protocol = kProtocolVersion; // in its welcome
     std::size_t lane_missing_bytes = 0;        // the lane is so much too short
     bool lane_sealed = true;

@@ -9,10 +9,13 @@
 #include <regex>
 #include <set>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <thread>
 
+#include "client/subscription.hpp"
 #include "gcoalesce/gcoalesce.hpp"
 #include "tests/support/fake_broker.hpp"
 #include "tests/support/fixtures.hpp"
@@ -105,6 +108,19 @@ bool readable(int fd, std::chrono::milliseconds timeout = 0ms) {
     return ::poll(&poll, 1, static_cast<int>(timeout.count())) == 1;
 }
 
+// The segment behind the broker's back, for what no broker would write.
+struct WritableSegment {
+    explicit WritableSegment(const TemporaryInstance& where) {
+        const UniqueFd fd(::open(("/dev/shm" + where.segment_name()).c_str(), O_RDWR | O_CLOEXEC));
+        struct stat file {};
+        REQUIRE(::fstat(fd.get(), &file) == 0);
+        mapping = *Mapping::of(fd.get(), static_cast<std::size_t>(file.st_size), true);
+        view = *SegmentView::check(mapping.data(), mapping.bytes());
+    }
+    Mapping mapping;
+    SegmentView view;
+};
+
 // Runs in a forked child; true if it returned true there.
 template <class Call>
 bool in_child(Call call) {
@@ -148,12 +164,31 @@ TEST_CASE("attaching waits for a broker that is not there yet") {
 TEST_CASE("a broker that does not answer is unresponsive") {
     const TemporaryInstance where;
     FakeBrokerOptions options;
-    options.mute = true;
+    options.mute_connections = ~std::uint64_t{0};
     const FakeBroker broker(where.instance(), options);
     client::Attachment attachment;
-    const auto timeout = GENERATE(0ms, 50ms, 30000ms); // the last one would be waited for a broker that is absent
+    const auto timeout = GENERATE(0ms, 50ms, 1500ms); // the last one is longer than a try
+    const auto before = std::chrono::steady_clock::now();
     CHECK(attach(attachment, where, timeout) == GCOALESCE_UNRESPONSIVE);
+    CHECK(std::chrono::steady_clock::now() - before >= timeout);
     CHECK_THAT(client::message(), Catch::Contains("does not answer"));
+}
+
+TEST_CASE("a broker that does not answer is tried again within the timeout, each time for longer") {
+    const TemporaryInstance where;
+    FakeBrokerOptions options;
+    SECTION("it never answers those who came at first") {
+        options.mute_connections = 1;
+        const FakeBroker broker(where.instance(), options);
+        client::Attachment attachment;
+        CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
+    }
+    SECTION("it always takes longer than the first try waits") {
+        options.welcome_after = 1200 * kMillisecond;
+        const FakeBroker broker(where.instance(), options);
+        client::Attachment attachment;
+        CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
+    }
 }
 
 TEST_CASE("a broker that lives, but whose socket was removed, is told from one that is absent") {
@@ -350,6 +385,57 @@ TEST_CASE("16b: who may not connect is told so, not that there is no broker") {
         CHECK(in_child([&] { return ::setresuid(65534, 65534, 65534) == 0 && refused(); }));
 }
 
+namespace {
+
+// A listener that never accepts by itself, with the smallest queue there is.
+UniqueFd raw_listener(const TemporaryInstance& where, sockaddr_un& address) {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    address.sun_family = AF_UNIX;
+    const std::string path = where.instance().socket_path();
+    REQUIRE(path.size() < sizeof address.sun_path);
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    REQUIRE(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(fd.get(), 0) == 0);
+    return fd;
+}
+
+} // namespace
+
+TEST_CASE("a broker whose queue of connections stays full is unresponsive") {
+    const TemporaryInstance where;
+    sockaddr_un address{};
+    const UniqueFd listener = raw_listener(where, address);
+    std::vector<UniqueFd> queue;
+    do {
+        queue.emplace_back(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    } while (::connect(queue.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    client::Attachment attachment;
+    CHECK(attach(attachment, where, 50ms) == GCOALESCE_UNRESPONSIVE);
+}
+
+TEST_CASE("something else that listens at the socket is foreign, and something that hangs up is told from a broker") {
+    const TemporaryInstance where;
+    sockaddr_un address{};
+    const UniqueFd listener = raw_listener(where, address);
+    const std::string answer = GENERATE(as<std::string>(), "HTTP/1.1 400 Bad Request\r\n\r\n", encode(message::Ready{}),
+                                        encode(message::Goodbye{GCOALESCE_DRAINING, "no"}), "");
+    std::thread server([&] {
+        const UniqueFd socket(::accept(listener.get(), nullptr, nullptr));
+        char hello[256];
+        (void)!::recv(socket.get(), hello, sizeof hello, 0);
+        (void)!::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    });
+    client::Attachment attachment;
+    const gcoalesce_code code = attach(attachment, where);
+    server.join();
+    if (answer.empty())
+        CHECK(code == GCOALESCE_ABSENT); // no segment either
+    else if (answer.find("goodbye") != std::string::npos)
+        CHECK(code == GCOALESCE_DRAINING);
+    else
+        CHECK(code == GCOALESCE_FOREIGN);
+}
+
 TEST_CASE("a runtime directory too long for a socket is refused with its reason") {
     client::Attachment attachment;
     CHECK(attachment.attach({"test", "/tmp/" + std::string(120, 'x'), ""}, 0ms) == GCOALESCE_BAD_REQUEST);
@@ -485,13 +571,15 @@ TEST_CASE("nothing is joined on the fast path that is closed, spoiled, or not fo
         broker.with_store([&](Store& store) { store.close_to_joiners(stream); });
         CHECK(opened(attachment, "hello").info().status == GCOALESCE_OPENING);
     }
+    const WritableSegment segment(where);
+    SECTION("a template of another revision") {
+        TemplatePolicy policy = segment.view.template_entry(0).policy.load();
+        ++policy.revision;
+        const_cast<TemplateEntry&>(segment.view.template_entry(0)).policy.store(policy);
+        CHECK(opened(attachment, "hello").info().status == GCOALESCE_OPENING);
+    }
     SECTION("a slot with another key behind the same fingerprint") {
-        const UniqueFd fd(::open(("/dev/shm" + where.segment_name()).c_str(), O_RDWR | O_CLOEXEC));
-        struct stat file {};
-        REQUIRE(::fstat(fd.get(), &file) == 0);
-        const Mapping mapping = *Mapping::of(fd.get(), static_cast<std::size_t>(file.st_size), true);
-        const SegmentView view = *SegmentView::check(mapping.data(), mapping.bytes());
-        auto& slot = const_cast<Slot&>(view.slot(stream.slot));
+        auto& slot = const_cast<Slot&>(segment.view.slot(stream.slot));
         Key key = slot.key.load();
         key[31] ^= 1;
         slot.key.store(key);
@@ -717,11 +805,7 @@ TEST_CASE("T53: an ending whose wake-up is missed is seen all the same") {
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
     // Straight into the segment, without a wake: as a reader would see it that was not on the CPU when the wake came.
-    const UniqueFd fd(::open(("/dev/shm" + where.segment_name()).c_str(), O_RDWR | O_CLOEXEC));
-    struct stat file {};
-    REQUIRE(::fstat(fd.get(), &file) == 0);
-    const Mapping mapping = *Mapping::of(fd.get(), static_cast<std::size_t>(file.st_size), true);
-    const SegmentView view = *SegmentView::check(mapping.data(), mapping.bytes());
+    const WritableSegment segment(where);
     std::atomic<bool> reading{false};
     gcoalesce_code code = GCOALESCE_OK;
     std::thread reader([&] {
@@ -730,7 +814,7 @@ TEST_CASE("T53: an ending whose wake-up is missed is seen all the same") {
         code = subscription.next(kWatchdog, event);
     });
     while (!reading) std::this_thread::yield();
-    const_cast<Slot&>(view.slot(stream.slot)).state.store(static_cast<std::uint32_t>(SlotState::ended));
+    const_cast<Slot&>(segment.view.slot(stream.slot)).state.store(static_cast<std::uint32_t>(SlotState::ended));
     reader.join();
     CHECK(code == GCOALESCE_END);
 }
@@ -1187,6 +1271,41 @@ TEST_CASE("many threads open, read and close over one attachment") {
     for (std::size_t i = 0; i < broker.streams(); ++i) CHECK(pins(broker, broker.stream(i)) == 0);
 }
 
+TEST_CASE("threads that wait over one connection each get their own answer, in whatever order the answers come") {
+    const TemporaryInstance where;
+    FakeBroker broker(where.instance());
+    broker.hold();
+    client::Attachment attachment = attached_to(where);
+    constexpr std::size_t kThreads = 12;
+    std::vector<gcoalesce_code> codes(kThreads, GCOALESCE_OK);
+    std::vector<std::string> sentences(kThreads);
+    std::vector<std::thread> threads;
+    for (std::size_t t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+            const std::string body = body_of(std::to_string(t));
+            client::Subscription subscription;
+            client::Event event;
+            if (attachment.open({kModel, body}, subscription) != GCOALESCE_OK) return;
+            // Some leave before their answer has come, the one that polls for the others among them.
+            codes[t] = subscription.next(t % 3 == 0 ? 20ms : kWatchdog, event);
+            sentences[t] = client::message();
+        });
+    std::deque<FakeBroker::Call> calls = broker.wait_for_held(kThreads);
+    const std::size_t leave = kThreads / 3;
+    broker.wait_until([&] { return broker.withdraws() == leave; });
+    std::reverse(calls.begin(), calls.end());
+    for (const FakeBroker::Call& call : calls) broker.refuse(call, GCOALESCE_BUSY, call.body);
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t t = 0; t < kThreads; ++t) {
+        if (t % 3 == 0) {
+            CHECK(codes[t] == GCOALESCE_TIMED_OUT);
+        } else {
+            CHECK(codes[t] == GCOALESCE_BUSY);
+            CHECK(sentences[t] == body_of(std::to_string(t)));
+        }
+    }
+}
+
 // ---- the rest ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("the notification window is opened, asked for and closed") {
@@ -1203,6 +1322,80 @@ TEST_CASE("the notification window is opened, asked for and closed") {
     CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, 25h, kWatchdog, left) == GCOALESCE_BAD_REQUEST);
     broker.die();
     CHECK(attachment.notify(GCOALESCE_NOTIFY_STATUS, 0s, 300ms, left) != GCOALESCE_OK);
+}
+
+TEST_CASE("structs are filled up to the size that their caller knows") {
+    const TemporaryInstance where;
+    FakeBroker broker(where.instance());
+    client::Attachment attachment = attached_to(where);
+    client::Subscription subscription;
+    finish(broker, started(broker, attachment, "hello", subscription));
+    CHECK(read_all(subscription).empty());
+    struct { // of a later version of the library
+        gcoalesce_ending ending;
+        std::uint64_t added;
+    } larger;
+    std::memset(&larger, 0x5A, sizeof larger);
+    larger.ending.size = sizeof larger;
+    CHECK(gcoalesce_ending_of(subscription.get(), &larger.ending) == GCOALESCE_OK);
+    CHECK(larger.ending.size == sizeof larger);
+    CHECK(larger.ending.total_tokens == 7);
+    CHECK(larger.added == 0x5A5A5A5A5A5A5A5A);
+    larger.ending.size = sizeof larger.ending - 8;
+    CHECK(gcoalesce_ending_of(subscription.get(), &larger.ending) == GCOALESCE_BAD_REQUEST);
+}
+
+TEST_CASE("an abandoned attachment leaves its pins behind, as a crash does") {
+    const TemporaryInstance where;
+    FakeBroker broker(where.instance());
+    auto attachment = *Attachment::attach(where.instance(), "client_tests", 0);
+    auto subscription = *Subscription::open(attachment, kModel, Method::stream, body_of("hello"), GCOALESCE_SHARE);
+    gcoalesce_event event{};
+    while (subscription->info().status == GCOALESCE_OPENING)
+        REQUIRE(subscription->next(kMillisecond, true, event) == GCOALESCE_TIMED_OUT);
+    attachment->abandon();
+    subscription.reset();
+    broker.wait_until([&] { return broker.connections() == 0; });
+    CHECK(pins(broker, broker.stream(0)) == 1);
+}
+
+TEST_CASE("the memo of keys is bounded in entries and bytes, and tells requests apart by their bytes") {
+    KeyMemo memo;
+    const auto request = [](const std::string& body, Method method = Method::stream) {
+        return std::make_shared<const Request>(Request{kModel, method, body});
+    };
+    Key key{};
+    for (std::uint8_t i = 0; i < 255; ++i) {
+        key[0] = i;
+        memo.remember(request(std::to_string(i)), 1, key);
+    }
+    for (std::uint8_t i = 0; i < 255; ++i) {
+        const auto found = memo.find(kModel, Method::stream, std::to_string(i), 1);
+        REQUIRE(found);
+        CHECK(found->key.value()[0] == i);
+    }
+    CHECK_FALSE(memo.find(kModel, Method::unary, "7", 1));
+    CHECK_FALSE(memo.find("gemini-2.5-pro", Method::stream, "7", 1));
+    const auto other_revision = memo.find(kModel, Method::stream, "7", 2);
+    REQUIRE(other_revision); // the bytes are known, the key is not
+    CHECK_FALSE(other_revision->key);
+    key[0] = 77;
+    memo.remember(other_revision->request, 2, key);
+    CHECK(memo.find(kModel, Method::stream, "7", 2)->key == key);
+
+    memo.remember(request("a"), 1, key);
+    memo.remember(request("b"), 1, key);
+    CHECK_FALSE(memo.find(kModel, Method::stream, "0", 1)); // the oldest
+    CHECK(memo.find(kModel, Method::stream, "b", 1));
+
+    const std::string large(5 << 20, 'x');
+    memo.remember(request(large), 1, key);
+    CHECK(memo.find(kModel, Method::stream, large, 1));
+    memo.remember(request(large + "y"), 1, key);
+    CHECK(memo.find(kModel, Method::stream, large + "y", 1));
+    CHECK_FALSE(memo.find(kModel, Method::stream, large, 1));
+    memo.remember(request(std::string(9 << 20, 'x')), 1, key);
+    CHECK(memo.find(kModel, Method::stream, large + "y", 1));
 }
 
 TEST_CASE("the shared library exports the functions of gcoalesce.h and nothing else") {

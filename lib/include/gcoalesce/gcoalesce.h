@@ -154,7 +154,8 @@ typedef struct gcoalesce_info {
 } gcoalesce_info;
 
 /* Attaches to the broker of an instance.
- * timeout_ms: how long to wait for a broker that is absent or starting; 0: one try.
+ * timeout_ms: how long to go on trying while the broker is absent, starting or unresponsive; 0: one try, which may take
+ * a second where somebody listens and does not answer.
  * Errors: the attach group of gcoalesce_code, GCOALESCE_IO. *out is set only on GCOALESCE_OK and is the caller's,
  * who ends it with gcoalesce_detach. */
 GCOALESCE_API gcoalesce_code gcoalesce_attach(const gcoalesce_attach_options* options, int64_t timeout_ms,
@@ -200,9 +201,13 @@ GCOALESCE_API gcoalesce_code gcoalesce_info_of(const gcoalesce_subscription* sub
 GCOALESCE_API void gcoalesce_close(gcoalesce_subscription* subscription);
 
 /* A descriptor for poll and epoll (the attachment's own: do not close it): readable when a subscription of this
- * attachment may have something new. Then call gcoalesce_dispatch, then gcoalesce_next with timeout 0 for each
- * subscription of interest until it answers GCOALESCE_TIMED_OUT. -1: attached before fork. */
+ * attachment may have something new. Then call gcoalesce_dispatch. -1: attached before fork. */
 GCOALESCE_API int gcoalesce_fd(gcoalesce_attachment* attachment);
+
+/* Takes notice of what came, and makes gcoalesce_fd() quiet until something newer comes. For which subscription it came
+ * is not told: after each call, every subscription of interest must be asked by gcoalesce_next with timeout 0 until it
+ * answers GCOALESCE_TIMED_OUT or has ended. What is left unread does not make the descriptor readable again.
+ * Errors: GCOALESCE_BAD_REQUEST, GCOALESCE_ATTACHED_BEFORE_FORK. */
 GCOALESCE_API gcoalesce_code gcoalesce_dispatch(gcoalesce_attachment* attachment);
 
 /* What only members of the broker's admin group may say (GCOALESCE_NO_PERMISSION); the broker logs who said it. Each
