@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "base/log.hpp"
+#include "segment/reader.hpp"
 
 namespace gcoalesce {
 namespace {

@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
+#include <grp.h>
 
 #include "base/units.hpp"
 #include "broker/exit_codes.hpp"
@@ -36,6 +38,15 @@ class ConfigFile : public CLI::ConfigTOML {
   private:
     const CLI::App& app_;
 };
+
+// A group's name or number.
+Result<std::uint32_t> parse_group(const std::string& text) {
+    std::uint32_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && end == text.data() + text.size()) return number;
+    if (const group* found = ::getgrnam(text.c_str()); found != nullptr) return found->gr_gid;
+    return fail(GCOALESCE_BAD_REQUEST, "there is no group \"{}\" here", text);
+}
 
 class Options {
   public:
@@ -90,7 +101,7 @@ Parsed parse_command_line(int argc, char** argv) {
     Config config;
     std::string instance;
     std::string runtime_dir;
-    std::uint64_t stream_bytes = config.producer.stream_bytes;
+    std::uint64_t stream_bytes = config.settings.stream_bytes;
 
     CLI::App app{"gcoalesced: makes one upstream call for identical Gemini requests and lets every requester read the "
                  "same stream out of shared memory. Runs in the foreground and logs to standard error.",
@@ -109,6 +120,13 @@ Parsed parse_command_line(int argc, char** argv) {
     options.text(
         "--api-key-file", config.api_key_file,
         "file with the API key; before it comes $CREDENTIALS_DIRECTORY/gemini-api-key, after it GEMINI_API_KEY");
+    options.text("--templates", config.templates_dir, "directory of template files; SIGHUP reads them again");
+    options.parsed("--admin-group", "GROUP", "who may notify, cancel, purge and reload (default: whoever may attach)",
+                   "", [&config](const std::string& text) {
+                       const Result<std::uint32_t> group = parse_group(text);
+                       if (group) config.admin_group = *group;
+                       return group ? std::string() : group.error().message;
+                   });
     options.size("--memory", config.memory, "size of the shared-memory segment, all of it reserved at start");
     options.number<std::uint32_t>("--streams", config.store.slots, 1, kMaxSlots, "streams that the segment can hold");
     options.duration("--ttl-idle", config.settings.ttl_idle, "how long a complete answer stays fresh");
@@ -127,7 +145,7 @@ Parsed parse_command_line(int argc, char** argv) {
                                   "answers being produced at once; above it requests are told that the broker is busy");
     options.number<std::uint32_t>("--max-calls-per-minute", config.limits.calls_a_minute, 0, 1'000'000,
                                   "upstream calls started within a minute; 0: no limit");
-    options.number<std::uint64_t>("--max-subscribers", config.limits.subscribers, 0, 1'000'000'000,
+    options.number<std::uint64_t>("--max-subscribers", config.settings.subscribers, 0, 1'000'000'000,
                                   "readers of one stream; 0: no limit");
     options.duration("--stall-timeout", config.store.stall_timeout,
                      "under memory pressure, readers that did not move for this long lose their stream");
@@ -153,9 +171,7 @@ Parsed parse_command_line(int argc, char** argv) {
     if (!resolved) return usage(resolved.error().message);
     config.instance = std::move(*resolved);
     config.store.instance = config.instance.name;
-    config.producer.stream_bytes = stream_bytes;
-    // A limit on readers is the broker's to keep, so every request must pass it.
-    config.settings.fast_path = config.limits.subscribers == 0;
+    config.settings.stream_bytes = stream_bytes;
     return {std::move(config), 0};
 }
 

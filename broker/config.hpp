@@ -18,9 +18,11 @@ struct Config {
     std::string ca_file;
     std::string proxy;
     std::string api_key_file;
+    std::string templates_dir; // "": the default template alone
+    std::optional<std::uint32_t> admin_group;
     std::uint64_t memory = 48 << 20;
     StoreOptions store;
-    TemplateSettings settings;
+    TemplateSettings settings; // what templates do not say themselves
     ProducerLimits producer;
     CoalescerLimits limits;
     Nanos drain_timeout = 10 * kSecond;

@@ -20,6 +20,7 @@ namespace gcoalesce {
 namespace asio = boost::asio;
 namespace {
 
+constexpr long kWarmUpMs = 10'000;
 constexpr long kKeptConnections = 16;
 constexpr int kDeadAfterMs = 20'000; // sent bytes, or keep-alive probes, unanswered for so long
 constexpr std::int64_t kMostRetrySeconds = 24 * 3600;
@@ -193,6 +194,8 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
     std::unordered_map<CURL*, std::shared_ptr<CurlCall>> attached;
     std::vector<std::shared_ptr<CurlCall>> to_attach, to_detach;
     bool inside = false;
+    std::function<void(std::size_t)> connected;
+    std::weak_ptr<CurlCall> warming;
     Easy prototype{curl_easy_init()}; // with all options that are the same for every call
     std::unique_ptr<CURLM, decltype(&curl_multi_cleanup)> multi{curl_multi_init(), &curl_multi_cleanup};
 
@@ -264,12 +267,42 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         curl_easy_setopt(easy, CURLOPT_XFERINFODATA, call.get());
         curl_easy_setopt(easy, CURLOPT_HEADERDATA, call.get());
         curl_easy_setopt(easy, CURLOPT_WRITEDATA, call.get());
+        launch(call);
+        return call;
+    }
+
+    void launch(const std::shared_ptr<CurlCall>& call) {
         if (inside) {
             to_attach.push_back(call);
         } else {
             attach(call);
         }
-        return call;
+    }
+
+    // One at a time: it holds the connection that the next one would find.
+    void warm_up() {
+        if (const auto last = warming.lock(); last && last->events != nullptr) return;
+        static struct : UpstreamEvents {
+            void on_sent() override {}
+            void on_head(int, std::int64_t) override {}
+            void on_bytes(std::string_view) override {}
+            void on_done(bool, const Error&) override {}
+        } nobody;
+        const auto call = std::make_shared<CurlCall>();
+        call->events = &nobody;
+        call->body = std::make_shared<const std::string>();
+        call->easy.reset(curl_easy_duphandle(prototype.get()));
+        if (!call->easy) throw std::bad_alloc();
+        CURL* const easy = call->easy.get();
+        curl_easy_setopt(easy, CURLOPT_URL, (url.base + "/").c_str());
+        curl_easy_setopt(easy, CURLOPT_NOBODY, 1L); // HEAD
+        curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, kWarmUpMs);
+        curl_easy_setopt(easy, CURLOPT_PREREQDATA, call.get());
+        curl_easy_setopt(easy, CURLOPT_XFERINFODATA, call.get());
+        curl_easy_setopt(easy, CURLOPT_HEADERDATA, call.get());
+        curl_easy_setopt(easy, CURLOPT_WRITEDATA, call.get());
+        warming = call;
+        launch(call);
     }
 
     void cancel(const std::shared_ptr<CurlCall>& call) {
@@ -307,6 +340,9 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
             if (message->msg != CURLMSG_DONE) continue;
             const CURLcode code = message->data.result; // the message goes with the handle
             const auto call = attached.at(message->easy_handle);
+            long opened = 0;
+            curl_easy_getinfo(call->easy.get(), CURLINFO_NUM_CONNECTS, &opened);
+            if (opened > 0 && connected) connected(static_cast<std::size_t>(opened));
             detach(call);
             if (UpstreamEvents* const events = std::exchange(call->events, nullptr))
                 events->on_done(code == CURLE_OK, code == CURLE_OK ? Error{} : call->why(code));
@@ -384,11 +420,16 @@ Result<std::unique_ptr<CurlUpstream>> CurlUpstream::create(asio::io_context& loo
         return fail_errno(GCOALESCE_BAD_REQUEST, "cannot read the CA file " + options.ca_file);
     auto multi = std::make_shared<Multi>(loop, *std::move(url));
     if (Result<void> set_up = multi->set_up(options); !set_up) return tl::unexpected(set_up.error());
+    multi->connected = options.connected;
     return std::unique_ptr<CurlUpstream>(new CurlUpstream(std::move(multi)));
 }
 
 void CurlUpstream::set_key(const ApiKey& key) {
     multi_->set_key(&key);
+}
+
+void CurlUpstream::warm_up() {
+    multi_->warm_up();
 }
 
 bool CurlUpstream::needs_key() const {

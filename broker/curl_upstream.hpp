@@ -1,6 +1,7 @@
 // The Gemini API itself, by libcurl on the event loop.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@ struct CurlUpstreamOptions {
     std::string ca_file;                                           // PEM; "": the system's certificates
     std::string proxy;                   // as CURLOPT_PROXY takes it; "": none, the environment's proxies never count
     Nanos connect_timeout = 5 * kSecond; // until the request can be sent: name, TCP and TLS together
+    std::function<void(std::size_t)> connected; // is told of each call that opened connections; may be empty
 };
 
 // Single-threaded: the event loop's, which must outlive it. The program must ignore SIGPIPE.
@@ -40,6 +42,7 @@ class CurlUpstream final : public Upstream {
     bool needs_key() const;
 
     std::unique_ptr<RunningCall> start(const UpstreamCall& call, UpstreamEvents& events) override;
+    void warm_up() override; // a HEAD of the URL's root, without the key
 
   private:
     struct Multi;

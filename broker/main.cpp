@@ -139,19 +139,23 @@ class Broker {
         Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
         if (!key) return stop_because(key.error());
 
+        Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
+        if (!templates) return stop_because(templates.error());
+
         Result<CreatedSegment> segment = create_segment(name, config_.memory);
         if (!segment) return stop_because(segment.error());
         struct stat ours {};
         ::fstat(segment->fd.get(), &ours);
-        const int code = serve(name, *segment, *key);
+        const int code = serve(name, *segment, *key, *templates);
         unlink_own("/dev/shm" + name, ours);
         return code;
     }
 
   private:
-    int serve(const std::string& name, const CreatedSegment& segment, const std::optional<ApiKey>& key) {
+    int serve(const std::string& name, const CreatedSegment& segment, const std::optional<ApiKey>& key,
+              const std::vector<TemplateSettings>& templates) {
         Result<std::unique_ptr<Store>> store =
-            Store::create(segment.mapping, config_.store, {config_.settings}, timers_.clock());
+            Store::create(segment.mapping, config_.store, templates, timers_.clock());
         if (!store) return stop_because(store.error());
         store_ = std::move(*store);
         // Opened by itself: the lock belongs to the writing description and must not be handed out with it.
@@ -162,22 +166,27 @@ class Broker {
         if (!listening) return stop_because(listening.error());
         if (!inherited) ::lstat(config_.instance.socket_path().c_str(), &socket_);
 
-        Result<std::unique_ptr<CurlUpstream>> upstream =
-            CurlUpstream::create(loop_, {config_.upstream, config_.ca_file, config_.proxy});
+        CurlUpstreamOptions options;
+        options.url = config_.upstream;
+        options.ca_file = config_.ca_file;
+        options.proxy = config_.proxy;
+        options.connected = [this](std::size_t count) { store_->count(Counter::upstream_connections, count); };
+        Result<std::unique_ptr<CurlUpstream>> upstream = CurlUpstream::create(loop_, options);
         if (!upstream) return stop_because(upstream.error());
-        if (key) (*upstream)->set_key(*key);
-        const bool key_missing = (*upstream)->needs_key();
-        Coalescer coalescer(*store_, **upstream, timers_, config_.settings, config_.producer, config_.limits);
+        upstream_ = upstream->get();
+        if (key) upstream_->set_key(*key);
+        const bool key_missing = upstream_->needs_key();
+        Coalescer coalescer(*store_, *upstream_, timers_, nullptr, templates, config_.producer, config_.limits);
         coalescer.set_key_missing(key_missing);
+        coalescer_ = &coalescer;
         ControlLimits limits;
         limits.descriptors = raise_descriptor_limit();
-        ControlServer control(loop_, std::move(*listening), std::move(readable), *store_, coalescer, config_.settings,
-                              config_.store.stall_timeout, limits);
-        coalescer_ = &coalescer;
+        ControlServer control(loop_, std::move(*listening), std::move(readable), *store_, coalescer,
+                              {config_.admin_group, config_.store.stall_timeout, [this] { return reload(); }}, limits);
         control_ = &control;
 
         for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
-        wait_for_signal(**upstream, coalescer);
+        wait_for_signal();
         beat();
         store_->set_ready();
         log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
@@ -194,6 +203,7 @@ class Broker {
     void beat() {
         store_->heartbeat();
         store_->sweep();
+        coalescer_->look_for_abandoned();
         if (++beats_ % 10 == 0) ::sd_notify(0, "WATCHDOG=1");
         if (draining_ && (coalescer_->in_flight() == 0 || timers_.clock().monotonic() >= drain_deadline_)) {
             coalescer_->interrupt_all();
@@ -205,24 +215,33 @@ class Broker {
         beat_timer_ = timers_.after(kHeartbeatEvery, [this] { beat(); });
     }
 
-    void wait_for_signal(CurlUpstream& upstream, Coalescer& coalescer) {
-        signals_.async_wait([&](const boost::system::error_code& error, int number) {
+    void wait_for_signal() {
+        signals_.async_wait([this](const boost::system::error_code& error, int number) {
             if (error) return;
-            if (number == SIGHUP)
-                read_key_again(upstream, coalescer);
-            else
+            if (number == SIGHUP) {
+                if (const Result<void> done = reload(); !done) log(LogLevel::error, "{}", done.error().message);
+            } else {
                 drain();
-            wait_for_signal(upstream, coalescer);
+            }
+            wait_for_signal();
         });
     }
 
-    // A key that cannot be read leaves the old one in force.
-    void read_key_again(CurlUpstream& upstream, Coalescer& coalescer) {
+    // Templates and API key again. What cannot be read leaves what is in force.
+    Result<void> reload() {
         const Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
-        if (!key) return log(LogLevel::error, "keeping the API key that is in use: {}", key.error().message);
-        if (*key) upstream.set_key(**key);
-        coalescer.set_key_missing(upstream.needs_key());
-        log(LogLevel::info, "{}", *key ? "read the API key again" : "no file to read an API key from; nothing changed");
+        if (!key) return fail(key.error().code, "keeping the API key that is in use: {}", key.error().message);
+        const auto kept = [](const Error& error) {
+            return fail(error.code, "keeping the templates that are in use: {}", error.message);
+        };
+        const Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
+        if (!templates) return kept(templates.error());
+        if (const Result<void> set = coalescer_->set_templates(*templates); !set) return kept(set.error());
+        if (*key) upstream_->set_key(**key);
+        coalescer_->set_key_missing(upstream_->needs_key());
+        log(LogLevel::info, "reloaded: {} templates{}", templates->size(),
+            *key ? ", and the API key" : "; there is no file to read an API key from");
+        return {};
     }
 
     // The first signal lets running streams finish, the second one does not.
@@ -249,6 +268,7 @@ class Broker {
     AsioTimers timers_;
     boost::asio::signal_set signals_;
     std::unique_ptr<Store> store_;
+    CurlUpstream* upstream_ = nullptr;
     Coalescer* coalescer_ = nullptr;
     ControlServer* control_ = nullptr;
     struct stat socket_ {}; // our file in the runtime directory; zeros: none is ours

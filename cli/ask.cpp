@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <memory>
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/fd.hpp"
+#include "base/ids.hpp"
 #include "base/units.hpp"
 #include "cli/ask_lines.hpp"
 #include "cli/commands.hpp"
@@ -46,13 +49,21 @@ passed; 8 something came, then it failed; 9 a broker of another version.)";
 struct Arguments {
     std::vector<std::string> prompt;
     std::string prompt_file, request_file, system;
-    std::string model = "gemini-2.5-flash";
-    std::string timeout = "10min";
+    std::string model;
+    std::string template_id, resume, realm, explicit_key;
+    std::vector<std::string> variables; // NAME=VALUE
+    std::string timeout = "10min", max_age, subscribe_delay;
+    bool no_store = false;
     bool events = false, sse = false, json = false, raw = false;
     bool no_stream = false, bypass = false, refresh = false;
     bool status = false, lines = false;
     unsigned at_once = 4;
 };
+
+std::string default_model() {
+    const char* given = std::getenv("GCOALESCE_MODEL");
+    return given != nullptr && *given != '\0' ? given : "gemini-2.5-flash";
+}
 
 std::string read_all(int fd, const std::string& name) {
     std::string text;
@@ -104,8 +115,43 @@ std::string prompt_of(const Arguments& arguments) {
     return prompt;
 }
 
+Nanos duration_of(const std::string& option, const std::string& text) {
+    const Result<Nanos> duration = parse_duration(text);
+    if (!duration) throw CLI::ValidationError(option, duration.error().message);
+    return *duration;
+}
+
+// {"city":"Tokyo"} of city=Tokyo.
+std::string variables_of(const std::vector<std::string>& given) {
+    nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+    for (const std::string& one : given) {
+        const std::size_t equals = one.find('=');
+        if (equals == std::string::npos || equals == 0)
+            throw CLI::ValidationError("--var", "expected NAME=VALUE, such as city=Tokyo");
+        const std::string name = one.substr(0, equals);
+        if (variables.contains(name)) throw CLI::ValidationError("--var", "\"" + name + "\" is given twice");
+        variables[name] = one.substr(equals + 1);
+    }
+    try {
+        return variables.dump();
+    } catch (const nlohmann::json::type_error&) {
+        throw CLI::ValidationError("--var", "the text is not valid UTF-8");
+    }
+}
+
 void check_combination(const Arguments& arguments) {
     const bool prompted = !arguments.prompt.empty() || !arguments.prompt_file.empty();
+    if (!arguments.template_id.empty() && (prompted || !arguments.request_file.empty() || !arguments.system.empty() ||
+                                           !arguments.model.empty() || arguments.lines))
+        throw CLI::ValidationError(
+            "--template", "is the whole prompt: expected no PROMPT, -f, --request, --system, --model or --lines");
+    if (arguments.template_id.empty() && !arguments.variables.empty())
+        throw CLI::ValidationError("--var", "goes with --template");
+    if (!arguments.resume.empty() && (prompted || !arguments.request_file.empty() || !arguments.system.empty() ||
+                                      !arguments.template_id.empty() || arguments.lines))
+        throw CLI::ValidationError("--resume", "names the stream: expected nothing to ask beside it");
+    if (arguments.lines && !arguments.explicit_key.empty())
+        throw CLI::ValidationError("--explicit-key", "would give all lines the same answer");
     if (arguments.events + arguments.sse + arguments.json > 1)
         throw CLI::ValidationError("--events, --sse, --json", "expected one of them");
     if (arguments.bypass && arguments.refresh)
@@ -152,16 +198,31 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
 
 void run_ask(const Arguments& arguments, Context& context) {
     check_combination(arguments);
-    const Result<Nanos> timeout = parse_duration(arguments.timeout);
-    if (!timeout) throw CLI::ValidationError("--timeout", timeout.error().message);
     Question question;
-    question.model = arguments.model;
+    const bool whole = arguments.template_id.empty() && arguments.resume.empty();
+    if (whole) question.model = arguments.model.empty() ? default_model() : arguments.model;
+    question.template_id = arguments.template_id;
+    question.resume = arguments.resume;
+    question.realm = arguments.realm;
+    question.explicit_key = arguments.explicit_key;
+    question.no_store = arguments.no_store;
+    if (!arguments.max_age.empty()) {
+        const Nanos age = duration_of("--max-age", arguments.max_age);
+        question.max_age_ms = age == 0 ? -1 : std::max<std::int64_t>(to_ms(age), 1);
+    }
     question.stream = !arguments.no_stream;
     question.sharing = arguments.bypass    ? GCOALESCE_SHARE_NOT
                        : arguments.refresh ? GCOALESCE_SHARE_REFRESH
                                            : GCOALESCE_SHARE;
-    question.timeout = *timeout;
-    if (!arguments.request_file.empty()) {
+    question.timeout = duration_of("--timeout", arguments.timeout);
+    const Nanos delay =
+        arguments.subscribe_delay.empty() ? 0 : duration_of("--subscribe-delay", arguments.subscribe_delay);
+    if (!arguments.template_id.empty()) {
+        question.body = variables_of(arguments.variables);
+    } else if (!arguments.resume.empty()) {
+        if (!parse_event_id(arguments.resume))
+            throw CLI::ValidationError("--resume", "expected an event's id such as 9f3c2a71d04b55e8.17");
+    } else if (!arguments.request_file.empty()) {
         question.body = read_file("--request", arguments.request_file);
     } else if (!arguments.lines) {
         Result<std::string> body = prompt_body(prompt_of(arguments), arguments.system);
@@ -181,6 +242,7 @@ void run_ask(const Arguments& arguments, Context& context) {
             ask_lines(**attachment, {std::move(question), arguments.system, arguments.at_once, arguments.json, status});
     } else {
         Exchange exchange(**attachment, question);
+        if (delay > 0) ::poll(nullptr, 0, static_cast<int>(std::min<std::int64_t>(to_ms(delay), INT_MAX)));
         context.exit = print_answer(exchange, arguments, status);
     }
 }
@@ -197,9 +259,14 @@ void add_ask(CLI::App& app, Context& context) {
                      "a whole request body of the Gemini API; `-`: standard input")
         ->type_name("FILE");
     command->add_option("--system", arguments->system, "system instruction")->type_name("TEXT");
-    command->add_option("-m,--model", arguments->model, "which model (default gemini-2.5-flash)")
-        ->envname("GCOALESCE_MODEL")
+    command->add_option("-m,--model", arguments->model, "which model (default $GCOALESCE_MODEL, else gemini-2.5-flash)")
         ->type_name("MODEL");
+    command->add_option("-t,--template", arguments->template_id, "ask by this template")->type_name("ID");
+    command->add_option("--var", arguments->variables, "a variable of the template (may be given again)")
+        ->type_name("NAME=VALUE")
+        ->allow_extra_args(false);
+    command->add_option("--resume", arguments->resume, "go on with a stream behind this event; never causes a call")
+        ->type_name("STREAM.NUMBER");
     command->add_option("--timeout", arguments->timeout, "longest wait for the whole answer (default 10min)")
         ->envname("GCOALESCE_TIMEOUT")
         ->type_name("DURATION");
@@ -207,6 +274,20 @@ void add_ask(CLI::App& app, Context& context) {
     command->add_flag("--bypass", arguments->bypass, "a call of its own, shared with nobody");
     command->add_flag("--refresh", arguments->refresh,
                       "a new call, which later requests share in place of the present one");
+    command->add_option("--max-age", arguments->max_age, "of a finished answer; 0s: only one that still runs")
+        ->type_name("DURATION");
+    command->add_flag("--no-store", arguments->no_store,
+                      "if it causes a call, keep the answer neither for later requests nor on disk");
+    command
+        ->add_option("--subscribe-delay", arguments->subscribe_delay,
+                     "ask at once, but begin to read only after this long")
+        ->type_name("DURATION");
+    command
+        ->add_option("--explicit-key", arguments->explicit_key,
+                     "what stands for the request in its key, where the template allows it")
+        ->type_name("TEXT");
+    command->add_option("--realm", arguments->realm, "whom to share with, where the template keeps realms apart")
+        ->type_name("NAME");
     command->add_flag("--status", arguments->status, "say on standard error how it was served, when, and what it cost");
     command->add_flag("--events", arguments->events, "each event's JSON, untouched, one a line")->group("Output");
     command->add_flag("--sse", arguments->sse, "each event framed as Gemini frames it")->group("Output");

@@ -38,7 +38,14 @@ Exchange::Exchange(gcoalesce_attachment& attachment, const Question& question)
     ending_.size = sizeof ending_;
     gcoalesce_request request{};
     request.size = sizeof request;
-    request.model = question.model.c_str();
+    const auto text = [](const std::string& given) { return given.empty() ? nullptr : given.c_str(); };
+    request.model = text(question.model);
+    request.template_id = text(question.template_id);
+    request.realm = text(question.realm);
+    request.explicit_key = text(question.explicit_key);
+    request.resume = text(question.resume);
+    request.max_age_ms = question.max_age_ms;
+    request.no_store = question.no_store ? 1 : 0;
     request.body = question.body.data();
     request.body_bytes = question.body.size();
     request.stream = question.stream ? 1 : 0;

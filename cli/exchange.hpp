@@ -15,10 +15,14 @@ namespace gcoalesce::cli {
 Result<std::string> prompt_body(std::string_view prompt, std::string_view system);
 
 struct Question {
-    std::string model;
-    std::string body;
+    std::string model;       // "" with a template, or to resume
+    std::string body;        // or a template's variables
+    std::string template_id; // "": the default one's, of whole requests
     bool stream = true;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
+    std::string realm, explicit_key, resume; // "": none
+    std::int64_t max_age_ms = 0;             // as in gcoalesce_request
+    bool no_store = false;
     Nanos timeout = 0; // from asking to the end
 };
 

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "base/units.hpp"
 #include "cli/attach.hpp"
@@ -24,6 +26,7 @@ state that results, and may be said again at any time.)";
 struct Arguments {
     std::string action;
     std::string duration;
+    std::vector<std::string> templates;
     bool json = false;
 };
 
@@ -41,13 +44,16 @@ void run_notify(const Arguments& arguments, Context& context) {
             throw CLI::ValidationError("--for", "expected at least 1ms and at most 1d, found " + arguments.duration);
     }
 
+    const std::string templates = fmt::format("{}", fmt::join(arguments.templates, ","));
+
     const Result<AttachmentPtr> attachment = attach(context);
     Error error;
     std::int64_t remaining_ms = 0;
     if (!attachment) {
         error = attachment.error();
     } else if (const gcoalesce_code code =
-                   gcoalesce_notify(attachment->get(), action, for_ms, kPatienceMs, &remaining_ms);
+                   gcoalesce_notify(attachment->get(), action, templates.empty() ? nullptr : templates.c_str(), for_ms,
+                                    kPatienceMs, &remaining_ms);
                code != GCOALESCE_OK) {
         error = last_error(code);
         if (code == GCOALESCE_TIMED_OUT) error.code = GCOALESCE_UNRESPONSIVE; // the patience was ours, not the user's
@@ -77,6 +83,9 @@ void add_notify(CLI::App& app, Context& context) {
         ->type_name("on|off|status");
     command->add_option("--for", arguments->duration, "how long (default: the broker's --window)")
         ->type_name("DURATION");
+    command->add_option("--template", arguments->templates, "of this template only (may be given again)")
+        ->type_name("ID")
+        ->allow_extra_args(false);
     command->add_flag("--json", arguments->json, "one JSON object");
     command->footer(kFooter);
     command->callback([arguments, &context] { run_notify(*arguments, context); });

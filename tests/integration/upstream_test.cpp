@@ -730,11 +730,12 @@ TEST_CASE(
         limits.event_gap = 3 * kSecond;
         if (row.events == 0) limits.first_event = 300 * kMillisecond; // none comes: no matter how slow the machine is
         std::optional<Outcome> outcome;
+        Refusals refusals;
         std::unique_ptr<Producer> producer = std::make_unique<Producer>(
-            segment.store(), *bench.upstream, timers, stream,
+            segment.store(), *bench.upstream, timers, refusals, stream,
             UpstreamCall{Method::stream, "gemini-2.5-flash",
                          std::make_shared<const std::string>(prompt_body(fmt::format("hello [sim {}]", row.script)))},
-            limits, [&](const Outcome& told) {
+            limits, AnswerCheck{}, [&](const Outcome& told) {
                 outcome = told;
                 producer.reset();
             });

@@ -185,7 +185,7 @@ void FakeBroker::take(Connection& connection, std::string_view frame) {
         parts.template_revision = options_.settings.revision;
         parts.model = whole.open.model;
         parts.method = whole.open.method;
-        parts.canonical_body = *canonical;
+        parts.asked = *canonical;
         whole.key = compute_key(parts);
         if (holding_)
             held_.push_back(std::move(whole));

@@ -90,6 +90,9 @@ class FakeUpstream final : public Upstream {
         return std::make_unique<Running>(started);
     }
 
+    void warm_up() override { ++warm_ups; }
+
+    int warm_ups = 0;
     std::deque<Started> calls; // in the order of their starts; references stay good
 
   private:

@@ -553,7 +553,7 @@ TEST_CASE("nothing is joined on the fast path that is closed, spoiled, or not fo
     const TemporaryInstance where;
     FakeBrokerOptions options;
     const bool allowed = GENERATE(true, false);
-    options.settings.fast_path = allowed;
+    options.settings.subscribers = allowed ? 0 : 100;
     FakeBroker broker(where.instance(), options);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
@@ -1195,7 +1195,7 @@ TEST_CASE("29: after a fork every call in the child says so, and the parent noti
         bool good = attachment.fd() == -1;
         good = good && attachment.dispatch() == GCOALESCE_ATTACHED_BEFORE_FORK;
         good = good && attachment.open({kModel, "{}"}, other) == GCOALESCE_ATTACHED_BEFORE_FORK;
-        good = good && attachment.notify(GCOALESCE_NOTIFY_STATUS, 0ms, 0ms, left) == GCOALESCE_ATTACHED_BEFORE_FORK;
+        good = good && attachment.notify(GCOALESCE_NOTIFY_STATUS, "", 0ms, 0ms, left) == GCOALESCE_ATTACHED_BEFORE_FORK;
         good = good && subscription.next(1000ms, event) == GCOALESCE_ATTACHED_BEFORE_FORK;
         good = good && subscription.next_span(1000ms, event) == GCOALESCE_ATTACHED_BEFORE_FORK;
         good = good && gcoalesce_ending_of(subscription.get(), &ending) == GCOALESCE_ATTACHED_BEFORE_FORK;
@@ -1313,15 +1313,15 @@ TEST_CASE("the notification window is opened, asked for and closed") {
     FakeBroker broker(where.instance());
     client::Attachment attachment = attached_to(where);
     std::chrono::milliseconds left{-1};
-    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, 2s, kWatchdog, left) == GCOALESCE_OK);
+    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, "", 2s, kWatchdog, left) == GCOALESCE_OK);
     CHECK(left == 2s);
-    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, 0s, kWatchdog, left) == GCOALESCE_OK);
+    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, "", 0s, kWatchdog, left) == GCOALESCE_OK);
     CHECK(left == 6s);
-    CHECK(attachment.notify(GCOALESCE_NOTIFY_OFF, 0s, kWatchdog, left) == GCOALESCE_OK);
+    CHECK(attachment.notify(GCOALESCE_NOTIFY_OFF, "", 0s, kWatchdog, left) == GCOALESCE_OK);
     CHECK(left == 0s);
-    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, 25h, kWatchdog, left) == GCOALESCE_BAD_REQUEST);
+    CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, "", 25h, kWatchdog, left) == GCOALESCE_BAD_REQUEST);
     broker.die();
-    CHECK(attachment.notify(GCOALESCE_NOTIFY_STATUS, 0s, 300ms, left) != GCOALESCE_OK);
+    CHECK(attachment.notify(GCOALESCE_NOTIFY_STATUS, "", 0s, 300ms, left) != GCOALESCE_OK);
 }
 
 TEST_CASE("structs are filled up to the size that their caller knows") {
@@ -1349,7 +1349,9 @@ TEST_CASE("an abandoned attachment leaves its pins behind, as a crash does") {
     const TemporaryInstance where;
     FakeBroker broker(where.instance());
     auto attachment = *Attachment::attach(where.instance(), "client_tests", 0);
-    auto subscription = *Subscription::open(attachment, kModel, Method::stream, body_of("hello"), GCOALESCE_SHARE);
+    const std::string body = body_of("hello");
+    auto subscription = *Subscription::open(
+        attachment, Asked{.template_id = kDefaultTemplate, .model = kModel, .body = body}, Wishes{});
     gcoalesce_event event{};
     while (subscription->info().status == GCOALESCE_OPENING)
         REQUIRE(subscription->next(kMillisecond, true, event) == GCOALESCE_TIMED_OUT);
@@ -1361,8 +1363,11 @@ TEST_CASE("an abandoned attachment leaves its pins behind, as a crash does") {
 
 TEST_CASE("the memo of keys is bounded in entries and bytes, and tells requests apart by their bytes") {
     KeyMemo memo;
-    const auto request = [](const std::string& body, Method method = Method::stream) {
-        return std::make_shared<const Request>(Request{kModel, method, body});
+    const auto asked = [](std::string_view body, Method method = Method::stream, std::string_view model = kModel) {
+        return Asked{.template_id = kDefaultTemplate, .model = model, .method = method, .body = body};
+    };
+    const auto request = [&](const std::string& body, Method method = Method::stream) {
+        return std::make_shared<const Request>(asked(body, method));
     };
     Key key{};
     for (std::uint8_t i = 0; i < 255; ++i) {
@@ -1370,32 +1375,32 @@ TEST_CASE("the memo of keys is bounded in entries and bytes, and tells requests 
         memo.remember(request(std::to_string(i)), 1, key);
     }
     for (std::uint8_t i = 0; i < 255; ++i) {
-        const auto found = memo.find(kModel, Method::stream, std::to_string(i), 1);
+        const auto found = memo.find(asked(std::to_string(i)), 1);
         REQUIRE(found);
         CHECK(found->key.value()[0] == i);
     }
-    CHECK_FALSE(memo.find(kModel, Method::unary, "7", 1));
-    CHECK_FALSE(memo.find("gemini-2.5-pro", Method::stream, "7", 1));
-    const auto other_revision = memo.find(kModel, Method::stream, "7", 2);
+    CHECK_FALSE(memo.find(asked("7", Method::unary), 1));
+    CHECK_FALSE(memo.find(asked("7", Method::stream, "gemini-2.5-pro"), 1));
+    const auto other_revision = memo.find(asked("7"), 2);
     REQUIRE(other_revision); // the bytes are known, the key is not
     CHECK_FALSE(other_revision->key);
     key[0] = 77;
     memo.remember(other_revision->request, 2, key);
-    CHECK(memo.find(kModel, Method::stream, "7", 2)->key == key);
+    CHECK(memo.find(asked("7"), 2)->key == key);
 
     memo.remember(request("a"), 1, key);
     memo.remember(request("b"), 1, key);
-    CHECK_FALSE(memo.find(kModel, Method::stream, "0", 1)); // the oldest
-    CHECK(memo.find(kModel, Method::stream, "b", 1));
+    CHECK_FALSE(memo.find(asked("0"), 1)); // the oldest
+    CHECK(memo.find(asked("b"), 1));
 
     const std::string large(5 << 20, 'x');
     memo.remember(request(large), 1, key);
-    CHECK(memo.find(kModel, Method::stream, large, 1));
+    CHECK(memo.find(asked(large), 1));
     memo.remember(request(large + "y"), 1, key);
-    CHECK(memo.find(kModel, Method::stream, large + "y", 1));
-    CHECK_FALSE(memo.find(kModel, Method::stream, large, 1));
+    CHECK(memo.find(asked(large + "y"), 1));
+    CHECK_FALSE(memo.find(asked(large), 1));
     memo.remember(request(std::string(9 << 20, 'x')), 1, key);
-    CHECK(memo.find(kModel, Method::stream, large + "y", 1));
+    CHECK(memo.find(asked(large + "y"), 1));
 }
 
 TEST_CASE("the shared library exports the functions of gcoalesce.h and nothing else") {

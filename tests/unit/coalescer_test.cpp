@@ -26,14 +26,18 @@ struct World {
     Lane lane{lane_memory.data(), 16};
     std::unique_ptr<Coalescer> coalescer;
 
-    explicit World(const CoalescerLimits& limits = {}, int retries = 0) {
+    TemplateSettings settings;
+
+    explicit World(const CoalescerLimits& limits = {}, int retries = 0, TemplateSettings of = {})
+        : settings(std::move(of)) {
         LanePort port;
         port.mapping = lane_memory;
         port.send_wake = [] { return true; };
         store.add_lane(1, std::move(port));
         ProducerLimits producer;
         producer.retries = retries;
-        coalescer = std::make_unique<Coalescer>(store, upstream, timers, TemplateSettings{}, producer, limits);
+        coalescer =
+            std::make_unique<Coalescer>(store, upstream, timers, nullptr, std::vector{settings}, producer, limits);
     }
     Result<OpenAnswer> open(char key, gcoalesce_sharing sharing = GCOALESCE_SHARE,
                             std::string model = "gemini-2.5-flash") {
@@ -43,7 +47,10 @@ struct World {
         request.sharing = sharing;
         request.body = std::make_shared<const std::string>("{}");
         request.key = key_of(key);
-        return coalescer->open(request);
+        request.settings = coalescer->settings(settings.id);
+        std::optional<Result<OpenAnswer>> told;
+        coalescer->open(std::move(request), [&](const Result<OpenAnswer>& answer) { told = answer; });
+        return told.value(); // at once, in all that these tests ask
     }
     SlotEnding ending(StreamRef stream) { return segment.slot(stream).ending.load(); }
 };
@@ -187,26 +194,26 @@ TEST_CASE("in the window answers stay fresh longer, if it was open at any moment
     };
     CHECK(fresh_for('a')() == 200);
     const auto across = fresh_for('b');
-    world.coalescer->notify_on(0);
-    CHECK(world.coalescer->window_remaining() == 6 * kSecond);
+    world.coalescer->notify_on({}, 0);
+    CHECK(world.coalescer->window_remaining({}).value() == 6 * kSecond);
     const auto within = fresh_for('c');
     CHECK(within() == 5000);
     world.timers.advance(7 * kSecond); // it opened and closed during the flight
-    CHECK(world.coalescer->window_remaining() == 0);
+    CHECK(world.coalescer->window_remaining({}).value() == 0);
     CHECK(across() == 5000);
     CHECK(fresh_for('d')() == 200);
 }
 
 TEST_CASE("notify on keeps the later deadline, and off shortens nothing that was stamped") {
     World world;
-    CHECK(world.coalescer->notify_on(10 * kSecond) == 10 * kSecond);
-    CHECK(world.coalescer->notify_on(2 * kSecond) == 10 * kSecond);
+    CHECK(world.coalescer->notify_on({}, 10 * kSecond) == 10 * kSecond);
+    CHECK(world.coalescer->notify_on({}, 2 * kSecond) == 10 * kSecond);
     const OpenAnswer answer = world.open('a').value();
     world.upstream.calls[0].answer({"x"});
     const Nanos stamped = world.segment.slot(answer.stream).fresh_until.load();
-    world.coalescer->notify_off();
-    world.coalescer->notify_off();
-    CHECK(world.coalescer->window_remaining() == 0);
+    world.coalescer->notify_off({});
+    world.coalescer->notify_off({});
+    CHECK(world.coalescer->window_remaining({}).value() == 0);
     CHECK(world.segment.slot(answer.stream).fresh_until.load() == stamped);
     world.timers.advance(4 * kSecond);
     CHECK(world.open('a').value().status == GCOALESCE_FRESH);
@@ -226,7 +233,9 @@ TEST_CASE("T14: limits answer busy with a delay, at once") {
         CHECK(world.open('c'));
     }
     SECTION("readers of one stream") {
-        World world({.subscribers = 3});
+        TemplateSettings few;
+        few.subscribers = 3;
+        World world({}, 0, few);
         for (int i = 0; i < 3; ++i) REQUIRE(world.open('a'));
         const Result<OpenAnswer> refused = world.open('a');
         REQUIRE_FALSE(refused);

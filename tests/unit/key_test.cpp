@@ -14,7 +14,7 @@ using gcoalesce::resolve_model;
 KeyParts sample() {
     KeyParts parts;
     parts.model = "gemini-2.5-flash";
-    parts.canonical_body = R"({"contents":[{"parts":[{"text":"hi"}],"role":"user"}]})";
+    parts.asked = R"({"contents":[{"parts":[{"text":"hi"}],"role":"user"}]})";
     return parts;
 }
 
@@ -31,8 +31,8 @@ TEST_CASE("T21: each part of a request changes its key") {
     all[3].template_revision = 2;
     all[4].model = "gemini-2.5-pro";
     all[5].method = Method::unary;
-    all[6].canonical_body = R"({"contents":[{"parts":[{"text":"hi!"}],"role":"user"}]})";
-    all[7].canonical_body = "";
+    all[6].asked = R"({"contents":[{"parts":[{"text":"hi!"}],"role":"user"}]})";
+    all[7].asked = "";
     all[8].realm = "default"; // the same words in another part
     all[8].template_id = "";
     std::set<gcoalesce::Key> keys;

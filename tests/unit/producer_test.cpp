@@ -21,8 +21,8 @@ struct Bench {
         opening.method = method;
         stream = segment.store().open(opening, true).value();
         producer = std::make_unique<Producer>(
-            segment.store(), upstream, timers, stream,
-            UpstreamCall{method, "gemini-2.5-flash", std::make_shared<const std::string>("{}")}, limits,
+            segment.store(), upstream, timers, refusals, stream,
+            UpstreamCall{method, "gemini-2.5-flash", std::make_shared<const std::string>("{}")}, limits, check,
             [this](const Outcome& told) {
                 ++endings;
                 outcome = told;
@@ -45,6 +45,8 @@ struct Bench {
     MemorySegment segment;
     FakeUpstream upstream;
     ProducerLimits limits;
+    Refusals refusals;
+    AnswerCheck check;
     StreamRef stream;
     int endings = 0;
     Outcome outcome;

@@ -339,10 +339,10 @@ TEST_CASE("a lane that is scribbled on is revoked at the second look, and harms 
     REQUIRE(world.join(honest, 1));
     for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
         forged.entry(slot).pins.store(UINT32_MAX);
-        forged.entry(slot).joins.store(UINT32_MAX);
+        forged.entry(slot).joined.store(UINT32_MAX);
+        forged.entry(slot).fresh.store(UINT32_MAX);
         forged.header().changes.fetch_add(1);
     }
-    forged.header().joined.store(UINT64_MAX / 3);
     for (std::uint64_t i = 2; i < 100; ++i) {
         world.finished(i);
         world.clock.advance(kSecond);
