@@ -90,6 +90,7 @@ int run(int argc, char** argv) {
     add_dump(app, context);
     add_notify(app, context);
     add_stats(app, context);
+    add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
 
