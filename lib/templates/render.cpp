@@ -46,8 +46,8 @@ class ValueReader {
         return true;
     }
     bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& what) {
-        return no_json(position, what.id == 406 ? "have a number beyond the range of double"
-                                                : "are no valid JSON in UTF-8");
+        return no_json(position,
+                       what.id == 406 ? "have a number beyond the range of double" : "are no valid JSON in UTF-8");
     }
     bool no_json(std::size_t position, std::string_view why) {
         complaint = fmt::format("the variables {} at byte {}", why, position);

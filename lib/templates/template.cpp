@@ -147,8 +147,9 @@ struct Value {
 
     template <class... Args>
     void refuse(fmt::format_string<Args...> format, Args&&... args) const {
-        if (complaint.empty())
-            complaint = fmt::format("{}: {}", path, fmt::format(format, std::forward<Args>(args)...));
+        if (!complaint.empty()) return;
+        complaint = path.empty() ? "" : path + ": "; // the pointer to the whole is an empty one
+        complaint += fmt::format(format, std::forward<Args>(args)...);
     }
     Value member(std::string_view name, const Json& value) const { return {value, below(path, name), complaint}; }
     Value element(std::size_t index) const { return {json[index], below(path, index), complaint}; }
@@ -606,13 +607,13 @@ Result<Template> parse_template(std::string_view id, std::string_view json_text)
 }
 
 Result<Template> load_template(const std::string& path) {
+    const Result<std::string> text = read_file(path);
+    if (!text) return tl::unexpected<Error>(text.error());
     const std::filesystem::path file(path);
     const std::string id = file.stem().string();
     if (file.extension() != ".json" || !is_template_id(id))
         return fail(GCOALESCE_BAD_REQUEST,
                     "{}: expected a file <id>.json, whose id has 1 to 63 letters, digits, \"-\" and \"_\"", path);
-    const Result<std::string> text = read_file(path);
-    if (!text) return tl::unexpected<Error>(text.error());
     Result<Template> made = parse_template(id, *text);
     if (!made) made.error().message = fmt::format("{}: {}", path, made.error().message);
     return made;
