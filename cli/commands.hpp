@@ -24,6 +24,7 @@ void add_keys(CLI::App& app, Context& context);
 void add_dump(CLI::App& app, Context& context);
 void add_notify(CLI::App& app, Context& context);
 void add_stats(CLI::App& app, Context& context);
+void add_templates(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_sim(CLI::App& app, Context& context);
 

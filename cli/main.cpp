@@ -30,16 +30,19 @@ int usage_error(const std::string& command, std::string message) {
 
 int parse_error(const CLI::App& app, const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error); // --help, --version
-    const std::vector<CLI::App*> chosen = app.get_subcommands();
-    if (!chosen.empty()) return usage_error("gcoalesce " + chosen.front()->get_name(), error.what());
-
-    const std::vector<std::string> extras = app.remaining();
-    if (extras.empty() || extras.front().starts_with("-")) return usage_error("gcoalesce", error.what());
+    const CLI::App* at = &app; // how far the command is known
+    std::string name = "gcoalesce";
+    while (!at->get_subcommands().empty()) {
+        at = at->get_subcommands().front();
+        name += " " + at->get_name();
+    }
     std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    for (const CLI::App* command : at->get_subcommands([](const CLI::App*) { return true; }))
         names.push_back(command->get_name());
-    return usage_error("gcoalesce", fmt::format("unknown command \"{}\"{}", extras.front(),
-                                                gcoalesce::did_you_mean(extras.front(), names)));
+    const std::vector<std::string> extras = app.remaining();
+    if (names.empty() || extras.empty() || extras.front().starts_with("-")) return usage_error(name, error.what());
+    return usage_error(
+        name, fmt::format("unknown command \"{}\"{}", extras.front(), gcoalesce::did_you_mean(extras.front(), names)));
 }
 
 // With text on standard input and no command it is `ask`, whose options may then stand alone.
@@ -90,6 +93,7 @@ int run(int argc, char** argv) {
     add_dump(app, context);
     add_notify(app, context);
     add_stats(app, context);
+    add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
 

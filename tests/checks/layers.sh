@@ -1,5 +1,5 @@
 #!/bin/sh
-# Who may include whom: cli -> lib <- broker; within lib: base <- protocol, base <- segment, base <- templates; client
+# Who may include whom: cli -> lib <- broker; within lib: base <- protocol <- templates, base <- segment; client
 # knows all of them but templates.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -28,7 +28,7 @@ must_not_include() {
 may_include lib/include gcoalesce
 may_include lib/base base gcoalesce
 may_include lib/protocol protocol base gcoalesce
-may_include lib/templates templates base gcoalesce
+may_include lib/templates templates protocol base gcoalesce
 may_include lib/segment segment base gcoalesce
 may_include lib/client client segment protocol base gcoalesce
 may_include broker broker templates segment protocol base gcoalesce
