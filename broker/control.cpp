@@ -345,7 +345,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
                         open.body_bytes);
         if (open.method != Method::stream && open.method != Method::unary)
             return fail(GCOALESCE_BAD_REQUEST, "expected method 1 (stream) or 2 (unary)");
-        receiving.emplace();
+        receiving = Receiving{}; // not emplace(): clang 14 thinks there were no default constructor
         receiving->left = open.body_bytes;
         receiving->arrived = server.store.clock().monotonic();
         receiving->open = std::move(open);

@@ -27,7 +27,8 @@ stands alone: [sim empty]. "events" as an N means after the last event.
 Answers depend on the request's body alone, but for responseId, which ends in the
 number of the call of that body. Every model named gemini-... exists.
 
-GET /sim/calls counts the calls; POST /sim/reset begins anew.)";
+GET /sim/calls counts the calls; POST /sim/reset begins anew. POST /sim/release
+lets all go on that hold-after holds, until the next reset.)";
 
 std::string read_key(const std::string& path) {
     std::ifstream file(path);

@@ -104,6 +104,7 @@ const std::vector<ScriptKey>& table() {
         {"cut-after", "N", after<&S::cut_after>, "close after N events without the last chunk"},
         {"reset-after", "N", after<&S::reset_after>, "reset the connection after N events; 0: before the head"},
         {"hang-after", "N", after<&S::hang_after>, "send nothing more after N events; 0: never answer"},
+        {"hold-after", "N", after<&S::hold_after>, "after N events wait for POST /sim/release; 0: before the head"},
         {"fail-first", "N", number<&S::fail_first, 0, kAllEvents>,
          "only the first N calls of each body go wrong (status 503 unless told how)"},
     };

@@ -33,7 +33,7 @@ struct Script {
     bool retry_header = false, array_error = false, html = false, empty = false;
     std::string block;
     std::optional<std::uint64_t> error_after, bare_error_after, invalid_json_after, truncate_after, cut_after,
-        reset_after, hang_after;
+        reset_after, hang_after, hold_after;
     int error_status = 503;
     std::uint64_t fail_first = 0;
 

@@ -32,6 +32,7 @@
 #include <memory>
 #include <openssl/evp.h>
 #include <optional>
+#include <set>
 #include <span>
 #include <sstream>
 #include <stdexcept>
@@ -123,6 +124,21 @@ struct World {
     const ServerOptions& options;
     const Recordings recordings;
     Counters counters;
+    bool released = false; // what hold-after holds
+    std::set<net::steady_timer*> held;
+};
+
+// Has the timer cancelled when what hold-after holds is let go.
+class Held {
+  public:
+    Held(World& world, net::steady_timer& timer) : world_(world), timer_(timer) { world_.held.insert(&timer_); }
+    ~Held() { world_.held.erase(&timer_); }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+  private:
+    World& world_;
+    net::steady_timer& timer_;
 };
 
 // --- one connection ---
@@ -222,6 +238,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
             answer = document_answer(world_.counters.json());
         } else if (post && target.path == "/sim/reset") {
             world_.counters.reset();
+            world_.released = false;
+            answer = document_answer(world_.counters.json());
+        } else if (post && target.path == "/sim/release") {
+            world_.released = true;
+            for (net::steady_timer* timer : world_.held) timer->cancel();
             answer = document_answer(world_.counters.json());
         } else if (auto refused = check_key(target)) {
             answer = *std::move(refused);
@@ -329,14 +350,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
     awaitable<void> send(Answer answer) {
         due_ = received_;
         co_await wait(script_.latency);
+        if (script_.hold_after == 0) co_await hold();
         if (!answer.without_head()) co_await send_head(answer);
         if (head_only_) co_return;
         bool is_first = true;
         for (std::uint64_t i = 0; i < answer.pieces; ++i) {
+            if (i > 0 && script_.hold_after == i) co_await hold();
             co_await wait(std::exchange(is_first, false) ? script_.first : script_.gap);
             const bool more_at_once = script_.gap == 0 && (i + 1 < answer.pieces || !answer.last.empty());
             co_await send_body(answer.next(), more_at_once);
         }
+        if (script_.hold_after >= std::max<std::uint64_t>(answer.pieces, 1)) co_await hold();
         if (!answer.last.empty()) {
             // The brackets that close an array are no event and do not wait.
             if (answer.last != "]") co_await wait(is_first ? script_.first : script_.gap);
@@ -420,6 +444,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
         due_ += std::chrono::nanoseconds(duration);
         if (duration == 0) co_return;
         co_await wait_until(due_);
+    }
+
+    // Until the script's holder lets go.
+    awaitable<void> hold() {
+        const Held held(world_, timer_);
+        while (!world_.released) co_await wait_until(SteadyTime::max());
+        due_ = std::chrono::steady_clock::now();
     }
 
     awaitable<void> wait_for_ever() {

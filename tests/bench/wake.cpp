@@ -82,20 +82,28 @@ void wake() {
     });
     const std::string event(400, 'e');
     Samples ours_us, peer_us;
-    for (std::uint32_t round = 1; round <= kRounds; ++round) {
+    const auto wake_peer = [&](std::uint32_t round) {
         until_asleep(peer);
-        std::int64_t start = system_clock().monotonic();
+        const std::int64_t start = system_clock().monotonic();
         bare.word.store(round);
         futex_wake_all(bare.word);
         while (bare.bare_seen.load() != round) {
         }
         peer_us.add(static_cast<double>(bare.bare_at.load() - start) / 1000);
+    };
+    const auto wake_ours = [&](std::uint32_t round) {
         until_asleep(ours);
-        start = system_clock().monotonic();
+        const std::int64_t start = system_clock().monotonic();
         if (!store.append(stream, event)) throw std::runtime_error("no room");
         while (bare.ours_seen.load() != round) {
         }
         ours_us.add(static_cast<double>(bare.ours_at.load() - start) / 1000);
+    };
+    for (std::uint32_t round = 1; round <= kRounds; ++round) {
+        // Whoever comes second finds the other core awake: each is that every other time.
+        if (round % 2 == 0) wake_peer(round);
+        wake_ours(round);
+        if (round % 2 != 0) wake_peer(round);
     }
     ::waitpid(peer, nullptr, 0);
     ::waitpid(ours, nullptr, 0);

@@ -252,14 +252,18 @@ TEST_CASE("case 31: a broker that is told to stop lets its clients read what the
     }
     Child finishing([&](Line& line) {
         const Attachment attachment = attach(*instance);
-        Reader mine(attachment, {"[sim gap=500ms events=2] soon done"});
+        Reader mine(attachment, {"[sim hold-after=1 events=2] soon done"});
         mine.read(1);
         line.tell();
         line.tell(mine.read_to_end());
     });
     for (const auto& child : children) child->line().hear();
     finishing.line().hear();
-    CHECK(broker.stop() == 0);
+    broker.process().signal(SIGTERM);
+    REQUIRE(eventually(
+        [&] { return broker.view().header().state.load() == static_cast<std::uint32_t>(BrokerState::draining); }));
+    sim.release();
+    CHECK(broker.process().wait() == 0);
     CHECK(finishing.line().hear<Seen>().complete()); // it had the time
     for (const auto& child : children) {
         child->line().tell();

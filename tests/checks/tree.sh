@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 broken=0
 
-if grep -rnIE --exclude-dir=.git --exclude-dir=build '(^|[^[:alnum:]_.$}>)-])/(work|home|root|Users)/' .; then
+if grep -rnIE --exclude-dir=.git --exclude=.git --exclude-dir=build '(^|[^[:alnum:]_.$}>)-])/(work|home|root|Users)/' .; then
     echo 'a path of one machine' >&2
     broken=1
 fi

@@ -320,11 +320,11 @@ TEST_CASE("an answer that stopped early or has no text is remarked on") {
 }
 
 TEST_CASE("the broker's refusals have exit codes of their own") {
-    const TemporaryInstance directory;
-    FakeBroker broker(directory.instance());
+    const ScratchInstance directory;
+    FakeBroker broker(*directory);
     broker.hold();
     const auto refuse = [&](gcoalesce_code code, int exit_code, std::int64_t retry_ms, const std::string& err) {
-        Process process(command(directory.instance(), {"ask", "Hi."}));
+        Process process(command(*directory, {"ask", "Hi."}));
         broker.refuse(broker.wait_for_held(1).front(), code, "said so", retry_ms);
         CHECK(process.wait() == exit_code);
         CHECK(process.out().empty());
@@ -338,7 +338,7 @@ TEST_CASE("the broker's refusals have exit codes of their own") {
     refuse(GCOALESCE_GONE, 1, 0, "gcoalesce: said so\n");
     refuse(GCOALESCE_BAD_REQUEST, 2, 0, "gcoalesce: said so\n");
 
-    Process process(command(directory.instance(), {"ask", "--json", "Hi."}));
+    Process process(command(*directory, {"ask", "--json", "Hi."}));
     broker.refuse(broker.wait_for_held(1).front(), GCOALESCE_BUSY, "said so", 2000);
     CHECK(process.wait() == 5);
     CHECK(nlohmann::json::parse(process.err())["error"] ==
@@ -348,27 +348,27 @@ TEST_CASE("the broker's refusals have exit codes of their own") {
 TEST_CASE("16b: ask and notify without a broker, without permission and with another version end at once") {
     for (const std::vector<std::string>& arguments :
          {std::vector<std::string>{"ask", "Hi."}, std::vector<std::string>{"notify", "status"}}) {
-        const TemporaryInstance nobody;
-        const Ran absent = run(command(nobody.instance(), arguments));
+        const ScratchInstance nobody;
+        const Ran absent = run(command(*nobody, arguments));
         CHECK(absent.code == 3);
         CHECK(absent.out.empty());
         CHECK(absent.err.starts_with("gcoalesce: "));
         CHECK(std::count(absent.err.begin(), absent.err.end(), '\n') == 1);
 
-        const TemporaryInstance directory;
+        const ScratchInstance directory;
         FakeBrokerOptions options;
         options.protocol = 99;
-        FakeBroker broker(directory.instance(), options);
-        const Ran other = run(command(directory.instance(), arguments));
+        FakeBroker broker(*directory, options);
+        const Ran other = run(command(*directory, arguments));
         CHECK(other.code == 9);
         CHECK(other.says("99"));
 
-        std::vector<std::string> powerless = command(directory.instance(), arguments);
+        std::vector<std::string> powerless = command(*directory, arguments);
         if (::geteuid() == 0)
             powerless.insert(powerless.begin(), {"setpriv", "--bounding-set", "-dac_override,-dac_read_search"});
-        ::chmod(directory.instance().runtime_dir.c_str(), 0);
+        ::chmod(directory->runtime_dir.c_str(), 0);
         const Ran refused = run(powerless);
-        ::chmod(directory.instance().runtime_dir.c_str(), 0700);
+        ::chmod(directory->runtime_dir.c_str(), 0700);
         CHECK(refused.code == 1);
         CHECK(refused.says("permission"));
 
@@ -378,9 +378,9 @@ TEST_CASE("16b: ask and notify without a broker, without permission and with ano
 }
 
 TEST_CASE("a broker that dies before the first event and does not come back is not waited for in vain") {
-    const TemporaryInstance directory;
-    FakeBroker broker(directory.instance());
-    Process process(command(directory.instance(), {"ask", "Hi."}));
+    const ScratchInstance directory;
+    FakeBroker broker(*directory);
+    Process process(command(*directory, {"ask", "Hi."}));
     broker.wait_until([&] { return broker.opens() == 1; });
     broker.die();
     CHECK(process.wait() == 3);

@@ -39,8 +39,8 @@ SlotEnding complete() {
 
 // A broker in this process, and streams in it.
 struct Segment {
-    TemporaryInstance directory;
-    FakeBroker broker{directory.instance()};
+    ScratchInstance directory;
+    FakeBroker broker{*directory};
 
     StreamRef open(const Key& key, StreamId id, const std::vector<std::string>& events = {}, bool indexed = true) {
         return broker.with_store([&](Store& store) {
@@ -61,7 +61,7 @@ struct Segment {
         broker.with_store([&](Store& store) { store.end(stream, ending, fresh_for); });
     }
     std::vector<std::string> command(std::vector<std::string> arguments) const {
-        return test::command(directory.instance(), std::move(arguments));
+        return test::command(*directory, std::move(arguments));
     }
     Ran run(std::vector<std::string> arguments) const { return test::run(command(std::move(arguments))); }
     // Before the broker's next sweep: nobody pins the stream, so that would retire it.
@@ -97,7 +97,7 @@ TEST_CASE("keys --json tells each stream in the words of the segment") {
     CHECK(json["version"] == 1);
     CHECK(json["broker"]["pid"] == ::getpid());
     CHECK(json["broker"]["state"] == "serving");
-    CHECK(json["broker"]["instance"] == "test");
+    CHECK(json["broker"]["instance"] == "scratch");
     CHECK(json["broker"]["segment"] == "/dev/shm" + segment.directory.segment_name());
     CHECK(json["broker"]["heartbeat_age_ms"].is_number_integer());
     REQUIRE(json["keys"].size() == 2);
@@ -197,8 +197,8 @@ TEST_CASE("a broker whose heart stands still is unresponsive, not dead") {
 
 TEST_CASE("16b: no broker, no permission and another layout are three sentences and three exit codes") {
     for (const char* name : {"keys", "stats"}) {
-        const TemporaryInstance nobody;
-        const Ran absent = run(command(nobody.instance(), {name}));
+        const ScratchInstance nobody;
+        const Ran absent = run(command(*nobody, {name}));
         CHECK(absent.code == 3);
         CHECK(absent.out.empty());
         CHECK(absent.err.starts_with("gcoalesce: no broker of instance \"test\" has run in "));
@@ -215,9 +215,9 @@ TEST_CASE("16b: no broker, no permission and another layout are three sentences 
         std::vector<std::string> powerless = segment.command({name});
         if (::geteuid() == 0)
             powerless.insert(powerless.begin(), {"setpriv", "--bounding-set", "-dac_override,-dac_read_search"});
-        ::chmod(segment.directory.instance().runtime_dir.c_str(), 0);
+        ::chmod(segment.directory->runtime_dir.c_str(), 0);
         const Ran refused = run(powerless);
-        ::chmod(segment.directory.instance().runtime_dir.c_str(), 0700);
+        ::chmod(segment.directory->runtime_dir.c_str(), 0700);
         CHECK(refused.code == 1);
         CHECK(refused.out.empty());
         CHECK(refused.says("no permission to enter"));
@@ -237,8 +237,8 @@ TEST_CASE("gcoalesce --version tells this program's versions, and with -v the br
 }
 
 TEST_CASE("errors of commands with --json are one JSON object on standard error") {
-    const TemporaryInstance nobody;
-    const Ran ran = run(command(nobody.instance(), {"keys", "--json"}));
+    const ScratchInstance nobody;
+    const Ran ran = run(command(*nobody, {"keys", "--json"}));
     CHECK(ran.code == 3);
     CHECK(nlohmann::json::parse(ran.err)["error"]["code"] == "absent");
 }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <set>
 #include <stdexcept>
 #include <sys/resource.h>
@@ -108,6 +109,12 @@ class RawClient {
     }
 
     End end() const { return end_; }
+
+    // Whether anything is there to be read, or comes within the time.
+    bool has_more(std::chrono::milliseconds time) {
+        pollfd poll{fd_.get(), POLLIN, 0};
+        return !buffer_.empty() || ::poll(&poll, 1, static_cast<int>(time.count())) != 0;
+    }
 
   private:
     bool fill() {
@@ -611,6 +618,30 @@ TEST_CASE("a hanging call stays open until its client leaves, which is counted")
     const Json calls = wait_for_calls(sim, [](const Json& now) { return now["in_flight"] == 0; });
     CHECK(calls["aborted"] == 2);
     CHECK(calls["calls"] == 2);
+}
+
+TEST_CASE("a held call goes on when all are let go, and so do later ones until the next reset") {
+    const Sim sim;
+    RawClient silent(sim.port()), midway(sim.port()), almost(sim.port());
+    silent.send(raw_request(kModel + kStream, prompt_body("x [sim hold-after=0]")));
+    midway.send(raw_request(kModel + kStream, prompt_body("x [sim hold-after=1]")));
+    almost.send(raw_request(kModel + kStream, prompt_body("x [sim hold-after=events events=1]")));
+    for (RawClient* client : {&midway, &almost}) {
+        client->read_until("\r\n\r\n");
+        CHECK(contains(client->read_until("\r\n\r\n"), "data: "));
+    }
+    wait_for_calls(sim, [](const Json& now) { return now["in_flight"] == 3; });
+    CHECK_FALSE(silent.has_more(100ms));
+    sim.release();
+    for (RawClient* client : {&silent, &midway, &almost}) {
+        const std::string rest = client->read_until("\r\n0\r\n\r\n");
+        CHECK(rest.ends_with("\r\n0\r\n\r\n"));
+    }
+    CHECK(events(ask(sim, "y [sim hold-after=0]").body).size() == 4);
+    sim.reset();
+    silent.send(raw_request(kModel + kStream, prompt_body("x [sim hold-after=0]")));
+    wait_for_calls(sim, [](const Json& now) { return now["in_flight"] == 1; });
+    CHECK_FALSE(silent.has_more(100ms));
 }
 
 TEST_CASE("fail-first lets a body's first calls go wrong and its later ones succeed") {

@@ -1,14 +1,9 @@
 #include "tests/support/broker.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <stdexcept>
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <system_error>
 #include <thread>
-#include <unistd.h>
 
 namespace gcoalesce::test {
 namespace {
@@ -33,22 +28,6 @@ OpenSegment wait_until_serving(const Instance& instance, Process& process) {
 
 std::string gcoalesced_program() {
     return GCOALESCED;
-}
-
-ScratchInstance::ScratchInstance() {
-    std::string path = (std::filesystem::temp_directory_path() / "gcoalesce-scratch-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) throw std::system_error(errno, std::generic_category(), "mkdtemp");
-    instance_ = {"scratch", path};
-}
-
-ScratchInstance::~ScratchInstance() {
-    ::shm_unlink(segment_name().c_str());
-    std::error_code ignored;
-    std::filesystem::remove_all(instance_.runtime_dir, ignored);
-}
-
-std::string ScratchInstance::segment_name() const {
-    return instance_.segment_name(::geteuid());
 }
 
 std::vector<std::string> broker_command(const Instance& instance, const std::string& upstream,

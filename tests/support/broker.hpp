@@ -9,28 +9,13 @@
 
 #include "segment/counters.hpp"
 #include "segment/mapping.hpp"
+#include "tests/support/instance.hpp"
 #include "tests/support/process.hpp"
 
 namespace gcoalesce::test {
 
 // The path of the gcoalesced that belongs to this build.
 std::string gcoalesced_program();
-
-// An instance whose directory, and whatever brokers leave under its name in /dev/shm, go with this object.
-class ScratchInstance {
-  public:
-    ScratchInstance();
-    ~ScratchInstance();
-    ScratchInstance(const ScratchInstance&) = delete;
-    ScratchInstance& operator=(const ScratchInstance&) = delete;
-
-    const Instance& operator*() const { return instance_; }
-    const Instance* operator->() const { return &instance_; }
-    std::string segment_name() const; // for shm_open
-
-  private:
-    Instance instance_;
-};
 
 // What starts a broker of the instance that takes its answers from `upstream`, a URL. Where `arguments` do not tell,
 // its memory is small, so that it starts fast.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <fcntl.h>
-#include <filesystem>
 #include <poll.h>
 #include <stdexcept>
 #include <sys/eventfd.h>
@@ -43,25 +42,6 @@ UniqueFd listen_at(const std::string& path) {
 }
 
 } // namespace
-
-// ---- instance ------------------------------------------------------------------------------------------------------
-
-TemporaryInstance::TemporaryInstance() {
-    std::string path = (std::filesystem::temp_directory_path() / "gcoalesce-test-XXXXXX").string();
-    must(::mkdtemp(path.data()) != nullptr, "mkdtemp");
-    instance_.name = "test";
-    instance_.runtime_dir = path;
-}
-
-TemporaryInstance::~TemporaryInstance() {
-    ::shm_unlink(segment_name().c_str());
-    std::error_code ignored;
-    std::filesystem::remove_all(instance_.runtime_dir, ignored);
-}
-
-std::string TemporaryInstance::segment_name() const {
-    return instance_.segment_name(::getuid());
-}
 
 // ---- making it -----------------------------------------------------------------------------------------------------
 

@@ -17,23 +17,9 @@
 #include "broker/store.hpp"
 #include "protocol/control.hpp"
 #include "segment/mapping.hpp"
+#include "tests/support/instance.hpp"
 
 namespace gcoalesce::test {
-
-// An instance in a directory of its own, which goes with this object, name in /dev/shm included.
-class TemporaryInstance {
-  public:
-    TemporaryInstance();
-    ~TemporaryInstance();
-    TemporaryInstance(const TemporaryInstance&) = delete;
-    TemporaryInstance& operator=(const TemporaryInstance&) = delete;
-
-    const Instance& instance() const { return instance_; }
-    std::string segment_name() const;
-
-  private:
-    Instance instance_;
-};
 
 struct FakeBrokerOptions {
     std::uint32_t slots = 64;

@@ -32,6 +32,10 @@ std::string Sim::calls() const {
     return http(url_ + "/sim/calls").body;
 }
 
+void Sim::release() const {
+    http(url_ + "/sim/release", " ");
+}
+
 void Sim::reset() const {
     http(url_ + "/sim/reset", " ");
 }

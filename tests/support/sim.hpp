@@ -21,6 +21,7 @@ class Sim {
     std::uint16_t port() const;
     std::string calls() const; // GET /sim/calls
     void reset() const;        // POST /sim/reset
+    void release() const;      // POST /sim/release
     Process& process() { return process_; }
 
   private:

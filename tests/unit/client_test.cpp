@@ -30,12 +30,12 @@ namespace {
 constexpr const char* kModel = "gemini-2.5-flash";
 constexpr auto kWatchdog = std::chrono::milliseconds(30s); // no measurement: one that hangs fails
 
-gcoalesce_code attach(client::Attachment& attachment, const TemporaryInstance& where,
+gcoalesce_code attach(client::Attachment& attachment, const ScratchInstance& where,
                       std::chrono::milliseconds timeout = 0ms) {
-    return attachment.attach({where.instance().name, where.instance().runtime_dir, "client_tests"}, timeout);
+    return attachment.attach({where->name, where->runtime_dir, "client_tests"}, timeout);
 }
 
-client::Attachment attached_to(const TemporaryInstance& where) {
+client::Attachment attached_to(const ScratchInstance& where) {
     client::Attachment attachment;
     const gcoalesce_code code = attach(attachment, where);
     INFO(client::message());
@@ -110,7 +110,7 @@ bool readable(int fd, std::chrono::milliseconds timeout = 0ms) {
 
 // The segment behind the broker's back, for what no broker would write.
 struct WritableSegment {
-    explicit WritableSegment(const TemporaryInstance& where) {
+    explicit WritableSegment(const ScratchInstance& where) {
         const UniqueFd fd(::open(("/dev/shm" + where.segment_name()).c_str(), O_RDWR | O_CLOEXEC));
         struct stat file {};
         REQUIRE(::fstat(fd.get(), &file) == 0);
@@ -140,7 +140,7 @@ bool in_child(Call call) {
 // ---- attaching -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("without a broker attaching says absent, and how to start one") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     client::Attachment attachment;
     CHECK(attach(attachment, where) == GCOALESCE_ABSENT);
     CHECK_THAT(client::message(), Catch::Contains("gcoalesced"));
@@ -148,12 +148,12 @@ TEST_CASE("without a broker attaching says absent, and how to start one") {
 }
 
 TEST_CASE("attaching waits for a broker that is not there yet") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     std::atomic<bool> trying{false};
     std::optional<FakeBroker> broker;
     std::thread starter([&] {
         while (!trying) std::this_thread::yield();
-        broker.emplace(where.instance());
+        broker.emplace(*where);
     });
     client::Attachment attachment;
     trying = true;
@@ -162,10 +162,10 @@ TEST_CASE("attaching waits for a broker that is not there yet") {
 }
 
 TEST_CASE("a broker that does not answer is unresponsive") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     FakeBrokerOptions options;
     options.mute_connections = ~std::uint64_t{0};
-    const FakeBroker broker(where.instance(), options);
+    const FakeBroker broker(*where, options);
     client::Attachment attachment;
     const auto timeout = GENERATE(0ms, 50ms, 1500ms); // the last one is longer than a try
     const auto before = std::chrono::steady_clock::now();
@@ -175,34 +175,34 @@ TEST_CASE("a broker that does not answer is unresponsive") {
 }
 
 TEST_CASE("a broker that does not answer is tried again within the timeout, each time for longer") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     FakeBrokerOptions options;
     SECTION("it never answers those who came at first") {
         options.mute_connections = 1;
-        const FakeBroker broker(where.instance(), options);
+        const FakeBroker broker(*where, options);
         client::Attachment attachment;
         CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
     }
     SECTION("it always takes longer than the first try waits") {
         options.welcome_after = 1200 * kMillisecond;
-        const FakeBroker broker(where.instance(), options);
+        const FakeBroker broker(*where, options);
         client::Attachment attachment;
         CHECK(attach(attachment, where, kWatchdog) == GCOALESCE_OK);
     }
 }
 
 TEST_CASE("a broker that lives, but whose socket was removed, is told from one that is absent") {
-    const TemporaryInstance where;
-    const FakeBroker broker(where.instance());
-    std::filesystem::remove(where.instance().socket_path());
+    const ScratchInstance where;
+    const FakeBroker broker(*where);
+    std::filesystem::remove(where->socket_path());
     client::Attachment attachment;
     CHECK(attach(attachment, where) == GCOALESCE_UNRESPONSIVE);
     CHECK_THAT(client::message(), Catch::Contains("was the socket removed?"));
 }
 
 TEST_CASE("a broker that was killed is dead, by proof") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.die();
     client::Attachment attachment;
     CHECK(attach(attachment, where) == GCOALESCE_BROKER_DEAD);
@@ -233,10 +233,10 @@ TEST_CASE("what the welcome brings is checked before it is used") {
          GCOALESCE_NO_PERMISSION, "not you"},
     }));
     DYNAMIC_SECTION(row.name) {
-        const TemporaryInstance where;
+        const ScratchInstance where;
         FakeBrokerOptions options;
         row.change(options);
-        const FakeBroker broker(where.instance(), options);
+        const FakeBroker broker(*where, options);
         const auto descriptors = [] {
             return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
                                  std::filesystem::directory_iterator());
@@ -255,9 +255,9 @@ namespace {
 // A segment's file with any contents, under the instance's name.
 class ForgedSegment {
   public:
-    ForgedSegment(const TemporaryInstance& where, std::string_view bytes, bool locked = false, mode_t mode = 0640)
+    ForgedSegment(const ScratchInstance& where, std::string_view bytes, bool locked = false, mode_t mode = 0640)
         : path_("/dev/shm" + where.segment_name()) {
-        const UniqueFd lock_file(::open(where.instance().lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
+        const UniqueFd lock_file(::open(where->lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
         ::unlink(path_.c_str());
         fd_ = UniqueFd(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
         REQUIRE(fd_);
@@ -335,7 +335,7 @@ TEST_CASE("T24: each kind of bad segment gets its own answer, and the version is
          GCOALESCE_UNRESPONSIVE, "has not beaten"},
     }));
     DYNAMIC_SECTION(row.name) {
-        const TemporaryInstance where;
+        const ScratchInstance where;
         std::string bytes = sound_segment();
         row.forge(bytes);
         const ForgedSegment forged(where, bytes, row.locked);
@@ -346,7 +346,7 @@ TEST_CASE("T24: each kind of bad segment gets its own answer, and the version is
 }
 
 TEST_CASE("a segment that anybody could have made is foreign") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     const std::string path = "/dev/shm" + where.segment_name();
     client::Attachment attachment;
     SECTION("another mode") {
@@ -370,15 +370,15 @@ TEST_CASE("a segment that anybody could have made is foreign") {
 }
 
 TEST_CASE("16b: who may not connect is told so, not that there is no broker") {
-    const TemporaryInstance where;
-    const FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    const FakeBroker broker(*where);
     const auto refused = [&] {
         client::Attachment attachment;
         return attach(attachment, where) == GCOALESCE_NO_PERMISSION &&
                std::strstr(client::message(), "be a member of the broker's group") != nullptr;
     };
-    REQUIRE(::chmod(where.instance().runtime_dir.c_str(), 0755) == 0);
-    REQUIRE(::chmod(where.instance().socket_path().c_str(), 0) == 0);
+    REQUIRE(::chmod(where->runtime_dir.c_str(), 0755) == 0);
+    REQUIRE(::chmod(where->socket_path().c_str(), 0) == 0);
     if (::geteuid() != 0)
         CHECK(refused());
     else // the kernel refuses root nothing
@@ -388,10 +388,10 @@ TEST_CASE("16b: who may not connect is told so, not that there is no broker") {
 namespace {
 
 // A listener that never accepts by itself, with the smallest queue there is.
-UniqueFd raw_listener(const TemporaryInstance& where, sockaddr_un& address) {
+UniqueFd raw_listener(const ScratchInstance& where, sockaddr_un& address) {
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     address.sun_family = AF_UNIX;
-    const std::string path = where.instance().socket_path();
+    const std::string path = where->socket_path();
     REQUIRE(path.size() < sizeof address.sun_path);
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
     REQUIRE(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
@@ -402,7 +402,7 @@ UniqueFd raw_listener(const TemporaryInstance& where, sockaddr_un& address) {
 } // namespace
 
 TEST_CASE("a broker whose queue of connections stays full is unresponsive") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     sockaddr_un address{};
     const UniqueFd listener = raw_listener(where, address);
     std::vector<UniqueFd> queue;
@@ -414,7 +414,7 @@ TEST_CASE("a broker whose queue of connections stays full is unresponsive") {
 }
 
 TEST_CASE("something else that listens at the socket is foreign, and something that hangs up is told from a broker") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     sockaddr_un address{};
     const UniqueFd listener = raw_listener(where, address);
     const std::string answer = GENERATE(as<std::string>(), "HTTP/1.1 400 Bad Request\r\n\r\n", encode(message::Ready{}),
@@ -445,8 +445,8 @@ TEST_CASE("a runtime directory too long for a socket is refused with its reason"
 // ---- opening -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a request is opened, its events are read in order, and its ending is told") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -479,8 +479,8 @@ TEST_CASE("a request is opened, its events are read in order, and its ending is 
 }
 
 TEST_CASE("a request for a running stream joins it without asking the broker, and reads it from the first byte") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
     const StreamRef stream = started(broker, attachment, "hello", first);
@@ -509,8 +509,8 @@ TEST_CASE("a request for a running stream joins it without asking the broker, an
 }
 
 TEST_CASE("two spellings of one request join, and requests that differ do not") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
     started(broker, attachment, "hello", first);
@@ -529,8 +529,8 @@ TEST_CASE("two spellings of one request join, and requests that differ do not") 
 }
 
 TEST_CASE("a complete answer is joined while it is fresh, and asked for anew after that") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
     const StreamRef stream = started(broker, attachment, "hello", first);
@@ -550,11 +550,11 @@ TEST_CASE("a complete answer is joined while it is fresh, and asked for anew aft
 }
 
 TEST_CASE("nothing is joined on the fast path that is closed, spoiled, or not for sharing") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     FakeBrokerOptions options;
     const bool allowed = GENERATE(true, false);
     options.settings.subscribers = allowed ? 0 : 100;
-    FakeBroker broker(where.instance(), options);
+    FakeBroker broker(*where, options);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
     const StreamRef stream = started(broker, attachment, "hello", first);
@@ -589,8 +589,8 @@ TEST_CASE("nothing is joined on the fast path that is closed, spoiled, or not fo
 }
 
 TEST_CASE("a wrong request is refused at once, and the sentence does not repeat it") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     CHECK(attachment.open({kModel, "{\"secret\":1,\"secret\":2}"}, subscription) == GCOALESCE_BAD_REQUEST);
@@ -618,8 +618,8 @@ TEST_CASE("a wrong request is refused at once, and the sentence does not repeat 
 }
 
 TEST_CASE("a refused opening answers its code for ever, and tells the delay") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.hold();
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription = opened(attachment, "hello");
@@ -638,8 +638,8 @@ TEST_CASE("a refused opening answers its code for ever, and tells the delay") {
 }
 
 TEST_CASE("closing takes back an opening under way, however its answer comes") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.hold();
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription = opened(attachment, "hello");
@@ -673,8 +673,8 @@ TEST_CASE("closing takes back an opening under way, however its answer comes") {
 }
 
 TEST_CASE("detaching takes back the pins that came for nobody") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.hold();
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription = opened(attachment, "hello");
@@ -688,8 +688,8 @@ TEST_CASE("detaching takes back the pins that came for nobody") {
 }
 
 TEST_CASE("a subscription outlives its attachment for closing") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription reading;
     const StreamRef stream = started(broker, attachment, "hello", reading);
@@ -703,8 +703,8 @@ TEST_CASE("a subscription outlives its attachment for closing") {
 }
 
 TEST_CASE("a large body does not make opening wait, and reaches the broker whole while somebody reads") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription reader;
     const StreamRef stream = started(broker, attachment, "a stream to sleep on", reader);
@@ -728,8 +728,8 @@ TEST_CASE("a large body does not make opening wait, and reaches the broker whole
 }
 
 TEST_CASE("a body too large to be made canonical by its caller joins once the broker has told its key") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     const std::string prompt(300 * 1024, 'x');
     client::Subscription first;
@@ -742,8 +742,8 @@ TEST_CASE("a body too large to be made canonical by its caller joins once the br
 // ---- reading -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a read waits no longer than it may, and loses nothing by that") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -760,8 +760,8 @@ TEST_CASE("a read waits no longer than it may, and loses nothing by that") {
 }
 
 TEST_CASE("T50: readers that join at any time while events are published read each one once, in order") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription first;
     const StreamRef stream = started(broker, attachment, "hello", first);
@@ -799,8 +799,8 @@ TEST_CASE("T50: readers that join at any time while events are published read ea
 }
 
 TEST_CASE("T53: an ending whose wake-up is missed is seen all the same") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -820,8 +820,8 @@ TEST_CASE("T53: an ending whose wake-up is missed is seen all the same") {
 }
 
 TEST_CASE("a span is read where it stands, and is invalid once the stream was evicted") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -843,8 +843,8 @@ TEST_CASE("a span is read where it stands, and is invalid once the stream was ev
 
 TEST_CASE(
     "a client whose pins were taken back reads on, loses what is recycled, and attaches anew for the next request") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription kept, lost;
     const StreamRef keeps = started(broker, attachment, "kept", kept);
@@ -872,10 +872,10 @@ TEST_CASE(
 // ---- event loops ---------------------------------------------------------------------------------------------------
 
 TEST_CASE("one descriptor tells a thousand subscriptions of every event, with one wake-up each") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     FakeBrokerOptions options;
     options.slots = 64;
-    FakeBroker broker(where.instance(), options);
+    FakeBroker broker(*where, options);
     client::Attachment attachment = attached_to(where);
     const int fd = attachment.fd();
     REQUIRE(fd >= 0);
@@ -918,8 +918,8 @@ TEST_CASE("one descriptor tells a thousand subscriptions of every event, with on
 }
 
 TEST_CASE("the descriptor tells of what no broker will tell: events that were there, an answer another thread took") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     const int fd = attachment.fd();
     const auto quiet = [&] { // no subscription, so that no timer either
@@ -962,8 +962,8 @@ TEST_CASE("the descriptor tells of what no broker will tell: events that were th
 }
 
 TEST_CASE("the descriptor is quiet when nothing is new, and when no subscription is left") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     const int fd = attachment.fd();
     CHECK(readable(fd)); // the first dispatch asks
@@ -977,9 +977,9 @@ TEST_CASE("the descriptor is quiet when nothing is new, and when no subscription
 }
 
 TEST_CASE("an event loop goes on with the next broker under the same descriptor") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     std::optional<FakeBroker> broker;
-    broker.emplace(where.instance());
+    broker.emplace(*where);
     client::Attachment attachment = attached_to(where);
     const int fd = attachment.fd();
     client::Subscription waiting, reading;
@@ -1001,7 +1001,7 @@ TEST_CASE("an event loop goes on with the next broker under the same descriptor"
     CHECK(reading.ending()->code == GCOALESCE_BROKER_DEAD);
     CHECK(waiting.next(0ms, event) == GCOALESCE_TIMED_OUT);
 
-    broker.emplace(where.instance());
+    broker.emplace(*where);
     std::thread answers([&] {
         broker->wait_until([&] { return broker->streams() == 1; });
         publish(*broker, broker->stream(0), "anew");
@@ -1023,8 +1023,8 @@ TEST_CASE("an event loop goes on with the next broker under the same descriptor"
 // ---- the broker goes -----------------------------------------------------------------------------------------------
 
 TEST_CASE("T81: when the broker is killed, a reader reads what is there and learns that it was interrupted") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription half, whole;
     const StreamRef running = started(broker, attachment, "half", half);
@@ -1048,8 +1048,8 @@ TEST_CASE("T81: when the broker is killed, a reader reads what is there and lear
 }
 
 TEST_CASE("31: a broker that shuts down in the midst of a stream is told from one that died") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -1064,9 +1064,9 @@ TEST_CASE("31: a broker that shuts down in the midst of a stream is told from on
 }
 
 TEST_CASE("a request that had seen nothing when the broker died is asked of the next one, within the read's timeout") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     std::optional<FakeBroker> broker;
-    broker.emplace(where.instance());
+    broker.emplace(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription reading, opening;
     started(*broker, attachment, "reading", reading);
@@ -1079,7 +1079,7 @@ TEST_CASE("a request that had seen nothing when the broker died is asked of the 
     CHECK_THAT(client::message(), Catch::Contains("died")); // what is waited for
 
     std::thread next([&] {
-        broker.emplace(where.instance());
+        broker.emplace(*where);
         broker->wait_until([&] { return broker->streams() == 2; });
         for (std::size_t i = 0; i < 2; ++i) {
             publish(*broker, broker->stream(i), "anew");
@@ -1093,9 +1093,9 @@ TEST_CASE("a request that had seen nothing when the broker died is asked of the 
 }
 
 TEST_CASE("a request made while there is no broker gets the clear error, and the next one finds a new broker") {
-    const TemporaryInstance where;
+    const ScratchInstance where;
     std::optional<FakeBroker> broker;
-    broker.emplace(where.instance());
+    broker.emplace(*where);
     client::Attachment attachment = attached_to(where);
     broker->stop();
     client::Event event;
@@ -1105,15 +1105,15 @@ TEST_CASE("a request made while there is no broker gets the clear error, and the
     CHECK(subscription.next(kWatchdog, event) == GCOALESCE_ABSENT);
     CHECK_THAT(client::message(), Catch::Contains("gcoalesced"));
 
-    broker.emplace(where.instance());
+    broker.emplace(*where);
     const StreamRef stream = started(*broker, attachment, "hello", subscription);
     finish(*broker, stream);
     CHECK(read_all(subscription).empty());
 }
 
 TEST_CASE("a lost connection to a living broker costs its readers nothing, and the next request a new connection") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription reading;
     const StreamRef stream = started(broker, attachment, "hello", reading);
@@ -1137,8 +1137,8 @@ TEST_CASE("a lost connection to a living broker costs its readers nothing, and t
 
 TEST_CASE("a goodbye with a reason refuses what was under way, and a request that ends each connection is not asked "
           "for ever") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.hold();
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription = opened(attachment, "hello");
@@ -1163,8 +1163,8 @@ TEST_CASE("a goodbye with a reason refuses what was under way, and a request tha
 }
 
 TEST_CASE("a silent heart alone proves nothing: the reader waits on") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -1178,8 +1178,8 @@ TEST_CASE("a silent heart alone proves nothing: the reader waits on") {
 // ---- fork ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("29: after a fork every call in the child says so, and the parent notices nothing") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     const StreamRef stream = started(broker, attachment, "hello", subscription);
@@ -1218,8 +1218,8 @@ TEST_CASE("29: after a fork every call in the child says so, and the parent noti
 }
 
 TEST_CASE("a child that attaches for itself is a client of its own") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     CHECK(in_child([&] {
         client::Attachment own;
@@ -1230,8 +1230,8 @@ TEST_CASE("a child that attaches for itself is a client of its own") {
 // ---- threads -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("many threads open, read and close over one attachment") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     constexpr int kThreads = 8;
     constexpr int kRounds = 40;
@@ -1272,8 +1272,8 @@ TEST_CASE("many threads open, read and close over one attachment") {
 }
 
 TEST_CASE("threads that wait over one connection each get their own answer, in whatever order the answers come") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     broker.hold();
     client::Attachment attachment = attached_to(where);
     constexpr std::size_t kThreads = 12;
@@ -1309,8 +1309,8 @@ TEST_CASE("threads that wait over one connection each get their own answer, in w
 // ---- the rest ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("the notification window is opened, asked for and closed") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     std::chrono::milliseconds left{-1};
     CHECK(attachment.notify(GCOALESCE_NOTIFY_ON, "", 2s, kWatchdog, left) == GCOALESCE_OK);
@@ -1325,8 +1325,8 @@ TEST_CASE("the notification window is opened, asked for and closed") {
 }
 
 TEST_CASE("structs are filled up to the size that their caller knows") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
+    const ScratchInstance where;
+    FakeBroker broker(*where);
     client::Attachment attachment = attached_to(where);
     client::Subscription subscription;
     finish(broker, started(broker, attachment, "hello", subscription));
@@ -1346,9 +1346,9 @@ TEST_CASE("structs are filled up to the size that their caller knows") {
 }
 
 TEST_CASE("an abandoned attachment leaves its pins behind, as a crash does") {
-    const TemporaryInstance where;
-    FakeBroker broker(where.instance());
-    auto attachment = *Attachment::attach(where.instance(), "client_tests", 0);
+    const ScratchInstance where;
+    FakeBroker broker(*where);
+    auto attachment = *Attachment::attach(*where, "client_tests", 0);
     const std::string body = body_of("hello");
     auto subscription = *Subscription::open(
         attachment, Asked{.template_id = kDefaultTemplate, .model = kModel, .body = body}, Wishes{});
