@@ -36,12 +36,12 @@ struct Request { // as gcoalesce_request; empty: as a null pointer there
     std::string_view body; // copied by open()
     bool stream = true;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
-    std::string template_id;
-    std::string realm;
-    std::string explicit_key;
+    std::string template_id{};
+    std::string realm{};
+    std::string explicit_key{};
     milliseconds max_age{0};
     bool no_store = false;
-    std::string resume;
+    std::string resume{};
 };
 
 struct Event {
