@@ -13,12 +13,13 @@ class FakeClock final : public Clock {
   public:
     Nanos monotonic() const override { return now_; }
     Nanos boottime() const override { return now_ + kSecond; }
-    Nanos wall() const override { return now_ + 1'700'000'000 * kSecond; }
+    Nanos wall() const override { return now_ + 1'700'000'000 * kSecond + wall_steps_; }
 
     void advance(Nanos by) { now_ += by; }
+    void step_wall(Nanos by) { wall_steps_ += by; } // somebody sets the wall clock
 
   private:
-    Nanos now_ = 1000 * kSecond;
+    Nanos now_ = 1000 * kSecond, wall_steps_ = 0;
 };
 
 class FakeTimers final : public Timers {
