@@ -730,8 +730,10 @@ class SchemaCompiler {
     bool measure(Index index, std::vector<std::size_t>& lengths, std::size_t depth) {
         if (lengths[index] == kNone) return refuse(*places_[index], "refers to itself for the same value, without end");
         if (lengths[index] > 0) return true;
-        const std::string too_long = fmt::format("more than {} schemas apply to one value", kMaxLevels);
-        if (depth > kMaxLevels) return refuse(*places_[index], too_long);
+        const auto too_long = [&] {
+            return refuse(*places_[index], fmt::format("more than {} schemas apply to one value", kMaxLevels));
+        };
+        if (depth > kMaxLevels) return too_long();
         lengths[index] = kNone;
         std::size_t longest = 0;
         const auto follow = [&](Index next) {
@@ -744,7 +746,7 @@ class SchemaCompiler {
         if (!std::all_of(node.any_of.begin(), node.any_of.end(), follow)) return false;
         if (!std::all_of(node.one_of.begin(), node.one_of.end(), follow)) return false;
         lengths[index] = longest + 1;
-        return lengths[index] <= kMaxLevels || refuse(*places_[index], too_long);
+        return lengths[index] <= kMaxLevels || too_long();
     }
 
     Schema::Compiled& out_;
@@ -1053,7 +1055,8 @@ class SchemaChecker {
         switch (fault_.rule) {
         case Rule::nothing: return fmt::format("the schema is false: expected no value, found {}", one_of_type(value));
         case Rule::type:
-            return fmt::format("\"type\": expected {}, found {}", list_types(node.types), one_of_type(value));
+            return fmt::format("\"type\": expected {}, found {}", list_types(node.types | (node.nullable ? kNull : 0u)),
+                               one_of_type(value));
         case Rule::constant:
             return fmt::format("\"const\": expected one value, {}, found {} that differs", one_of_type(*node.constant),
                                one_of_type(value));
@@ -1115,7 +1118,7 @@ Result<Schema> Schema::compile(std::string_view json_text, Form form) {
 std::optional<Violation> Schema::check(std::string_view json_text) const {
     json answer;
     if (const std::string problem = parse(json_text, answer); !problem.empty())
-        return Violation{"", "expected one JSON value, found " + problem};
+        return Violation{"", "not readable: " + problem};
     return SchemaChecker(*compiled_, answer, json_text.size()).run();
 }
 

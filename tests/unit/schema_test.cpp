@@ -294,7 +294,7 @@ TEST_CASE("A violation names the place and the keyword, and of alternatives the 
             "one": {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "never": false,
             "when": {"format": "date"}, "code": {"pattern": "^[a-z]+$", "minLength": 2},
             "money": {"multipleOf": 0.01, "exclusiveMinimum": 0, "exclusiveMaximum": 10},
-            "few": {"minItems": 1, "minProperties": 1, "maxProperties": 1}
+            "few": {"nullable": true, "type": ["array", "object"], "minItems": 1, "minProperties": 1, "maxProperties": 1}
         }})");
     const std::string whole = R"({"kind": "a", "rows": [])";
     const std::pair<std::string, const char*> wrong[] = {
@@ -325,11 +325,12 @@ TEST_CASE("A violation names the place and the keyword, and of alternatives the 
         {whole + R"(, "money": 0.005})", "/money: \"multipleOf\": expected a multiple of 0.01, found another number"},
         {whole + R"(, "money": 0})", "/money: \"exclusiveMinimum\": expected more than 0, found no more"},
         {whole + R"(, "money": 10})", "/money: \"exclusiveMaximum\": expected less than 10, found no less"},
+        {whole + R"(, "few": true})", "/few: \"type\": expected null or array or object, found a boolean"},
         {whole + R"(, "few": []})", "/few: \"minItems\": expected at least 1 items, found 0"},
         {whole + R"(, "few": {}})", "/few: \"minProperties\": expected at least 1 members, found 0"},
         {whole + R"(, "few": {"SECRET": 1, "b": 2}})", "/few: \"maxProperties\": expected at most 1 members, found 2"},
-        {R"({"SECRET": 1, "SECRET": 2})", ": expected one JSON value, found a member is given twice in one object"},
-        {R"({"kind": SECRET})", ": expected one JSON value, found no valid JSON in UTF-8 at byte 10"},
+        {R"({"SECRET": 1, "SECRET": 2})", ": not readable: a member is given twice in one object"},
+        {R"({"kind": SECRET})", ": not readable: no valid JSON in UTF-8 at byte 10"},
     };
     for (const auto& [answer, message] : wrong) {
         const std::string said = checked(schema, answer);
@@ -383,7 +384,7 @@ TEST_CASE("Depth ends in a message, in answers as in schemas") {
     CHECK(checked(long_chain, "[[[[]]]]").empty());
     CHECK(contains(checked(long_chain, repeat("[", 128) + repeat("]", 128)), "too deep to check"));
     CHECK(contains(refusal(chain(127, "{}")), "more than 128 schemas apply to one value"));
-    CHECK(contains(refusal(chain(20'000, "{}")), "more than 128 schemas apply to one value"));
+    CHECK(contains(refusal(chain(2'000, "{}")), "more than 128 schemas apply to one value"));
 }
 
 TEST_CASE("A schema whose alternatives multiply ends as too costly") {
@@ -397,7 +398,7 @@ TEST_CASE("A schema whose alternatives multiply ends as too costly") {
     CHECK(contains(checked(compiled(every), nested(100)), "too costly"));
 
     // Not by visits alone: equality, patterns and lengths are counted by what they read.
-    const std::string list = "[" + repeat("1,", 50'000) + "1]";
+    const std::string list = "[" + repeat("1,", 20'000) + "1]";
     const json one = json::parse(list);
     json all{{"anyOf", json::array()}};
     for (int i = 0; i < 8'000; ++i) all["anyOf"].push_back({{"$ref", "#/$defs/x"}});
@@ -406,17 +407,17 @@ TEST_CASE("A schema whose alternatives multiply ends as too costly") {
     CHECK(contains(checked(compiled(all.dump()), list), "too costly"));
     json lengths{{"anyOf", json::array()}};
     for (int i = 0; i < 8'000; ++i) lengths["anyOf"].push_back({{"maxLength", 1}});
-    CHECK(contains(checked(compiled(lengths.dump()), "\"" + std::string(1'000'000, 'x') + "\""), "too costly"));
+    CHECK(contains(checked(compiled(lengths.dump()), "\"" + std::string(100'000, 'x') + "\""), "too costly"));
     json patterns{{"anyOf", json::array()}};
     for (int i = 0; i < 100; ++i) patterns["anyOf"].push_back({{"pattern", "y$"}});
-    CHECK(contains(checked(compiled(patterns.dump()), "\"" + std::string(1'000'000, 'x') + "\""), "too costly"));
+    CHECK(contains(checked(compiled(patterns.dump()), "\"" + std::string(100'000, 'x') + "\""), "too costly"));
     patterns["anyOf"].push_back({{"pattern", "y"}});
     CHECK(contains(refusal(patterns.dump()), "/anyOf/100/pattern: more than 100 patterns"));
 
     // What answers are like is far from it.
     const Schema rows = compiled(R"({"items": {"anyOf": [{"type": "null"}, {"required": ["b"]}, {"properties": {"a":
         {"pattern": "^x+$", "maxLength": 100, "enum": ["y", "z", "xxxx"]}, "n": {"multipleOf": 0.01}}}]}})");
-    CHECK(checked(rows, "[" + repeat(R"({"a": "xxxx", "n": 12.25},)", 20'000) + "null]").empty());
+    CHECK(checked(rows, "[" + repeat(R"({"a": "xxxx", "n": 12.25},)", 5'000) + "null]").empty());
     CHECK(contains(refusal("\"" + std::string(1 << 20, 'x') + "\""), "expected at most 1048576 bytes"));
 }
 
