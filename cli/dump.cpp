@@ -77,7 +77,6 @@ class Dump {
     Dump(const Arguments& arguments, const Inspection& inspected, const StreamFacts& stream)
         : arguments_(arguments),
           inspected_(inspected),
-          stream_(stream),
           reader_(inspected.segment.view, stream.slot, stream.identity),
           escape_(is_terminal(1) && !arguments.raw) {}
 
@@ -162,7 +161,6 @@ class Dump {
 
     const Arguments& arguments_;
     const Inspection& inspected_;
-    const StreamFacts& stream_;
     StreamReader reader_;
     bool escape_;
     bool shown_ = false;
