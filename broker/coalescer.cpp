@@ -135,7 +135,8 @@ void Coalescer::decide(Waiting waiting, StreamId skip) {
         const auto demotion = demotions_.find(request.individual_of);
         if (demotion != demotions_.end() && demotion->second.key == request.key)
             return go_alone(std::move(waiting), of);
-    } // too long ago: as any other
+        waiting.request.individual_of = 0; // too long ago, or never: as any other
+    }
     if (request.sharing == GCOALESCE_SHARE) {
         if (joined(waiting, of)) return;
         if (const StreamId kept = kept_for(request, *of); kept != 0 && kept != skip)
@@ -178,7 +179,8 @@ bool Coalescer::joined(Waiting& waiting, const std::shared_ptr<TemplateState>& o
         return true;
     }
     store_.count_avoided(*stream);
-    answer(waiting, *stream, fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED);
+    const bool from_disk = store_.opening(*stream).status == GCOALESCE_SNAPSHOT;
+    answer(waiting, *stream, from_disk ? GCOALESCE_SNAPSHOT : fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED);
     return true;
 }
 

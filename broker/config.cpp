@@ -120,6 +120,15 @@ Parsed parse_command_line(int argc, char** argv) {
     options.text(
         "--api-key-file", config.api_key_file,
         "file with the API key; before it comes $CREDENTIALS_DIRECTORY/gemini-api-key, after it GEMINI_API_KEY");
+    if (const char* given = std::getenv("STATE_DIRECTORY"); given != nullptr) config.state_dir = given; // systemd's
+    options.text("--state-dir", config.state_dir,
+                 "keep finished answers here, for those who resume and across restarts (default: systemd's "
+                 "StateDirectory=, else they are not kept)");
+    options.size("--snapshot-limit", config.snapshot_bytes, "most bytes kept there, the oldest give way");
+    options.duration("--snapshot-ttl", config.settings.snapshot_ttl, "how long an answer is kept there");
+    options.duration("--kv-after", config.settings.kv_after,
+                     "this long after a push, kept answers serve new requests, too");
+    options.duration("--kv-ttl", config.settings.kv_ttl, "how old such an answer may be; 0s: they do not serve any");
     options.text("--templates", config.templates_dir, "directory of template files; SIGHUP reads them again");
     options.parsed("--admin-group", "GROUP", "who may notify, cancel, purge and reload (default: whoever may attach)",
                    "", [&config](const std::string& text) {

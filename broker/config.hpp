@@ -18,6 +18,8 @@ struct Config {
     std::string ca_file;
     std::string proxy;
     std::string api_key_file;
+    std::string state_dir; // of snapshots; "": none are kept
+    std::uint64_t snapshot_bytes = 256 << 20;
     std::string templates_dir; // "": the default template alone
     std::optional<std::uint32_t> admin_group;
     std::uint64_t memory = 48 << 20;

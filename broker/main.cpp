@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
@@ -27,6 +28,7 @@
 #include "broker/control.hpp"
 #include "broker/curl_upstream.hpp"
 #include "broker/exit_codes.hpp"
+#include "broker/snapshots.hpp"
 #include "broker/store.hpp"
 
 namespace gcoalesce {
@@ -125,6 +127,8 @@ std::size_t raise_descriptor_limit() {
     return std::clamp<std::size_t>(limit.rlim_max, 2 * kOwn, 1 << 20) - kOwn;
 }
 
+constexpr Nanos kFlushWithin = 5 * kSecond;
+
 class Broker {
   public:
     Broker(const Config& config, boost::asio::io_context& loop)
@@ -176,7 +180,18 @@ class Broker {
         upstream_ = upstream->get();
         if (key) upstream_->set_key(*key);
         const bool key_missing = upstream_->needs_key();
-        Coalescer coalescer(*store_, *upstream_, timers_, nullptr, templates, config_.producer, config_.limits);
+        if (!config_.state_dir.empty()) {
+            SnapshotOptions kept;
+            kept.directory = config_.state_dir;
+            kept.instance = config_.instance.name;
+            kept.max_bytes = config_.snapshot_bytes;
+            Result<std::unique_ptr<Snapshots>> opened = Snapshots::open(
+                kept, timers_, [this](std::function<void()> run) { boost::asio::post(loop_, std::move(run)); });
+            if (!opened) return stop_because(opened.error());
+            snapshots_ = std::move(*opened);
+        }
+        Coalescer coalescer(*store_, *upstream_, timers_, snapshots_.get(), templates, config_.producer,
+                            config_.limits);
         coalescer.set_key_missing(key_missing);
         coalescer_ = &coalescer;
         ControlLimits limits;
@@ -195,6 +210,11 @@ class Broker {
         ::sd_notify(0, key_missing ? "READY=1\nSTATUS=serving, but there is no API key" : "READY=1\nSTATUS=serving");
         loop_.run();
         store_->log(LogKind::closed);
+        control.goodbye_all(GCOALESCE_CLOSED, "the broker has shut down");
+        if (snapshots_ && !snapshots_->flush(kFlushWithin))
+            log(LogLevel::warning, "the last answers were not written to {}: {}", config_.state_dir,
+                snapshots_->state().reason);
+        snapshots_.reset();
         log(LogLevel::info, "closed");
         return exit_ok;
     }
@@ -208,7 +228,6 @@ class Broker {
         if (draining_ && (coalescer_->in_flight() == 0 || timers_.clock().monotonic() >= drain_deadline_)) {
             coalescer_->interrupt_all();
             store_->set_state(BrokerState::closed);
-            control_->goodbye_all(GCOALESCE_CLOSED, "the broker has shut down");
             loop_.stop();
             return;
         }
@@ -268,6 +287,7 @@ class Broker {
     AsioTimers timers_;
     boost::asio::signal_set signals_;
     std::unique_ptr<Store> store_;
+    std::unique_ptr<Snapshots> snapshots_;
     CurlUpstream* upstream_ = nullptr;
     Coalescer* coalescer_ = nullptr;
     ControlServer* control_ = nullptr;

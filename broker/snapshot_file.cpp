@@ -75,8 +75,8 @@ class Query {
                                         SQLITE_STATIC, SQLITE_UTF8));
     }
     Query& blob(std::string_view value) {
-        return note(sqlite3_bind_blob64(statement_, ++bound_, value.empty() ? "" : value.data(), value.size(),
-                                        SQLITE_STATIC));
+        return note(
+            sqlite3_bind_blob64(statement_, ++bound_, value.empty() ? "" : value.data(), value.size(), SQLITE_STATIC));
     }
     Query& blob(const Key& key) { return blob({reinterpret_cast<const char*>(key.data()), key.size()}); }
 
@@ -151,15 +151,34 @@ Key digest(const Snapshot& snapshot, std::string_view boot_id) {
     const SnapshotFacts& facts = snapshot.facts;
     const SlotEnding& ending = snapshot.ending;
     Sha256 hash;
-    for (const std::uint64_t value :
-         {facts.stream_id, facts.realm, facts.events, facts.event_bytes, number(facts.ended_boottime_ns),
-          number(facts.fresh_until_boottime_ns), number(facts.expires_boottime_ns), number(facts.expires_wall_ns),
-          number(snapshot.method), snapshot.template_revision, number(snapshot.opened_ns),
-          number(snapshot.first_event_ns), number(snapshot.opened_wall_ns), number(snapshot.upstream_status),
-          number(snapshot.retries), number(ending.kind), number(ending.code), number(ending.upstream_status),
-          number(ending.reusable), number(ending.retry_ms), number(ending.prompt_tokens), number(ending.cached_tokens),
-          number(ending.thought_tokens), number(ending.answer_tokens), number(ending.total_tokens),
-          number(ending.ended_ns), number(ending.ended_wall_ns), snapshot.request_bytes})
+    for (const std::uint64_t value : {facts.stream_id,
+                                      facts.realm,
+                                      facts.events,
+                                      facts.event_bytes,
+                                      number(facts.ended_boottime_ns),
+                                      number(facts.fresh_until_boottime_ns),
+                                      number(facts.expires_boottime_ns),
+                                      number(facts.expires_wall_ns),
+                                      number(snapshot.method),
+                                      snapshot.template_revision,
+                                      number(snapshot.opened_ns),
+                                      number(snapshot.first_event_ns),
+                                      number(snapshot.opened_wall_ns),
+                                      number(snapshot.upstream_status),
+                                      number(snapshot.retries),
+                                      number(ending.kind),
+                                      number(ending.code),
+                                      number(ending.upstream_status),
+                                      number(ending.reusable),
+                                      number(ending.retry_ms),
+                                      number(ending.prompt_tokens),
+                                      number(ending.cached_tokens),
+                                      number(ending.thought_tokens),
+                                      number(ending.answer_tokens),
+                                      number(ending.total_tokens),
+                                      number(ending.ended_ns),
+                                      number(ending.ended_wall_ns),
+                                      snapshot.request_bytes})
         hash.field(value);
     for (const Key* key : {&facts.key, &snapshot.request_digest})
         hash.field({reinterpret_cast<const char*>(key->data()), key->size()});

@@ -35,8 +35,10 @@ class Snapshots::Disk {
     };
 
     Disk(const SnapshotOptions& options, Post post, Snapshots& owner)
-        : path_(options.directory + "/gcoalesce-" + options.instance + ".db"), options_(options),
-          delay_(options.retry_first), mailbox_(std::make_shared<Mailbox>()) {
+        : path_(options.directory + "/gcoalesce-" + options.instance + ".db"),
+          options_(options),
+          delay_(options.retry_first),
+          mailbox_(std::make_shared<Mailbox>()) {
         mailbox_->post = std::move(post);
         mailbox_->owner = &owner;
     }
@@ -528,8 +530,7 @@ void Snapshots::load(StreamId id, std::function<void(Result<Snapshot>)> done) {
 
 Result<Snapshot> Snapshots::take_loaded(StreamId id, LoadedSnapshot& loaded) {
     const auto found = index_.find(id);
-    if (found == index_.end())
-        return fail(GCOALESCE_GONE, "the answer of stream {} is not kept any more", to_hex(id));
+    if (found == index_.end()) return fail(GCOALESCE_GONE, "the answer of stream {} is not kept any more", to_hex(id));
     if (!loaded.whole) {
         log(LogLevel::warning, "snapshots: what is stored of stream {} is damaged; it was dropped", to_hex(id));
         ++state_.lost;
@@ -589,7 +590,9 @@ std::optional<std::string> Snapshots::get(std::string_view name) const {
 
 SnapshotState Snapshots::state() const {
     SnapshotState state = state_;
-    state.reason = !disk_reason_.empty() ? disk_reason_ : queue_full_ ? "the queue is full, the oldest are dropped" : "";
+    state.reason = !disk_reason_.empty() ? disk_reason_
+                   : queue_full_         ? "the queue is full, the oldest are dropped"
+                                         : "";
     state.degraded = !state.reason.empty();
     state.count = index_.size();
     state.bytes = bytes_;
