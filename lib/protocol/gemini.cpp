@@ -147,8 +147,10 @@ class Scan {
             if (key_ == "blockReason" && value != "BLOCK_REASON_UNSPECIFIED") facts.block_reason = one_line(value, 39);
             break;
         case At::error:
-            if (key_ == "message") error->message = std::move(value);
-            if (key_ == "status") error->status = std::move(value);
+            if (key_ == "message")
+                error->message = std::move(value);
+            else if (key_ == "status")
+                error->status = std::move(value);
             break;
         case At::detail: // of ErrorInfo and RetryInfo; DebugInfo repeats the API key and is never kept
             if (key_ == "reason" && value == "API_KEY_INVALID") error->key_invalid = true;

@@ -201,7 +201,7 @@ TEST_CASE("16b: no broker, no permission and another layout are three sentences 
         const Ran absent = run(command(*nobody, {name}));
         CHECK(absent.code == 3);
         CHECK(absent.out.empty());
-        CHECK(absent.err.starts_with("gcoalesce: no broker of instance \"test\" has run in "));
+        CHECK(absent.err.starts_with("gcoalesce: no broker of instance \"scratch\" has run in "));
         CHECK(std::count(absent.err.begin(), absent.err.end(), '\n') == 1);
 
         Segment segment;
