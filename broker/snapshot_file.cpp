@@ -75,8 +75,8 @@ class Query {
                                         SQLITE_STATIC, SQLITE_UTF8));
     }
     Query& blob(std::string_view value) {
-        return note(sqlite3_bind_blob64(statement_, ++bound_, value.empty() ? "" : value.data(), value.size(),
-                                        SQLITE_STATIC));
+        return note(
+            sqlite3_bind_blob64(statement_, ++bound_, value.empty() ? "" : value.data(), value.size(), SQLITE_STATIC));
     }
     Query& blob(const Key& key) { return blob({reinterpret_cast<const char*>(key.data()), key.size()}); }
 
@@ -151,15 +151,34 @@ Key digest(const Snapshot& snapshot, std::string_view boot_id) {
     const SnapshotFacts& facts = snapshot.facts;
     const SlotEnding& ending = snapshot.ending;
     Sha256 hash;
-    for (const std::uint64_t value :
-         {facts.stream_id, facts.realm, facts.events, facts.event_bytes, number(facts.ended_boottime_ns),
-          number(facts.fresh_until_boottime_ns), number(facts.expires_boottime_ns), number(facts.expires_wall_ns),
-          number(snapshot.method), snapshot.template_revision, number(snapshot.opened_ns),
-          number(snapshot.first_event_ns), number(snapshot.opened_wall_ns), number(snapshot.upstream_status),
-          number(snapshot.retries), number(ending.kind), number(ending.code), number(ending.upstream_status),
-          number(ending.reusable), number(ending.retry_ms), number(ending.prompt_tokens), number(ending.cached_tokens),
-          number(ending.thought_tokens), number(ending.answer_tokens), number(ending.total_tokens),
-          number(ending.ended_ns), number(ending.ended_wall_ns), snapshot.request_bytes})
+    for (const std::uint64_t value : {facts.stream_id,
+                                      facts.realm,
+                                      facts.events,
+                                      facts.event_bytes,
+                                      number(facts.ended_boottime_ns),
+                                      number(facts.fresh_until_boottime_ns),
+                                      number(facts.expires_boottime_ns),
+                                      number(facts.expires_wall_ns),
+                                      number(snapshot.method),
+                                      snapshot.template_revision,
+                                      number(snapshot.opened_ns),
+                                      number(snapshot.first_event_ns),
+                                      number(snapshot.opened_wall_ns),
+                                      number(snapshot.upstream_status),
+                                      number(snapshot.retries),
+                                      number(ending.kind),
+                                      number(ending.code),
+                                      number(ending.upstream_status),
+                                      number(ending.reusable),
+                                      number(ending.retry_ms),
+                                      number(ending.prompt_tokens),
+                                      number(ending.cached_tokens),
+                                      number(ending.thought_tokens),
+                                      number(ending.answer_tokens),
+                                      number(ending.total_tokens),
+                                      number(ending.ended_ns),
+                                      number(ending.ended_wall_ns),
+                                      snapshot.request_bytes})
         hash.field(value);
     for (const Key* key : {&facts.key, &snapshot.request_digest})
         hash.field({reinterpret_cast<const char*>(key->data()), key->size()});
@@ -235,6 +254,9 @@ SnapshotFile::Outcome<std::unique_ptr<SnapshotFile>> SnapshotFile::open(const st
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) return refuse(path + " cannot be looked at" + system_words(errno));
     if (!S_ISREG(info.st_mode)) return refuse(path + " is not a regular file; move it away");
+    // SQLite would open what it may only read, and tell no clear reason later.
+    for (const std::string& name : {path, directory.string()})
+        if (::access(name.c_str(), R_OK | W_OK) != 0) return refuse(name + " cannot be written" + system_words(errno));
     if ((info.st_mode & 077) != 0 && ::chmod(path.c_str(), 0600) != 0)
         return refuse(path + " is open to others, and its mode cannot be changed to 0600" + system_words(errno));
 
@@ -280,7 +302,7 @@ SnapshotFile::Outcome<void> SnapshotFile::start(const std::atomic<bool>& stop) {
         sqlite3_progress_handler(
             db, 10000, [](void* flag) { return static_cast<const std::atomic<bool>*>(flag)->load() ? 1 : 0; },
             const_cast<std::atomic<bool>*>(&stop));
-        // It reports a page that could not be read as damage too: only what is found twice counts.
+        // It reports a page that could not be read as damage too: what is found twice counts.
         std::string verdict;
         for (int round = 0; code == SQLITE_OK && verdict != "ok" && round < 2; ++round)
             code = ask(db, "PRAGMA quick_check(1)", verdict);

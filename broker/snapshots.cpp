@@ -17,7 +17,9 @@
 namespace gcoalesce {
 namespace {
 
-constexpr std::uint64_t kTransactionBytes = 4 << 20; // so that loads and the write-ahead log need not wait for long
+// At most, so that loads need not wait for long and the write-ahead log stays short. At most a quarter of the queue,
+// too: what is being written cannot be dropped in favour of what is newer.
+constexpr std::uint64_t kTransactionBytes = 4 << 20;
 constexpr std::size_t kUnreadPurges = 64;
 constexpr const char* kBeingRead = "the file is still being read";
 
@@ -35,8 +37,10 @@ class Snapshots::Disk {
     };
 
     Disk(const SnapshotOptions& options, Post post, Snapshots& owner)
-        : path_(options.directory + "/gcoalesce-" + options.instance + ".db"), options_(options),
-          delay_(options.retry_first), mailbox_(std::make_shared<Mailbox>()) {
+        : path_(options.directory + "/gcoalesce-" + options.instance + ".db"),
+          options_(options),
+          delay_(options.retry_first),
+          mailbox_(std::make_shared<Mailbox>()) {
         mailbox_->post = std::move(post);
         mailbox_->owner = &owner;
     }
@@ -187,8 +191,9 @@ class Snapshots::Disk {
         batch.gone.swap(pending_.gone);
         batch.facts.swap(pending_.facts);
         batch.scrub = std::exchange(pending_.scrub, false);
+        const std::uint64_t most = std::min(kTransactionBytes, options_.queue_bytes / 4);
         std::uint64_t bytes = 0;
-        while (!pending_.saves.empty() && (bytes == 0 || bytes + pending_.saves.front().cost <= kTransactionBytes)) {
+        while (!pending_.saves.empty() && (bytes == 0 || bytes + pending_.saves.front().cost <= most)) {
             bytes += pending_.saves.front().cost;
             batch.saves.push_back(std::move(pending_.saves.front()));
             pending_.saves.pop_front();
@@ -528,8 +533,7 @@ void Snapshots::load(StreamId id, std::function<void(Result<Snapshot>)> done) {
 
 Result<Snapshot> Snapshots::take_loaded(StreamId id, LoadedSnapshot& loaded) {
     const auto found = index_.find(id);
-    if (found == index_.end())
-        return fail(GCOALESCE_GONE, "the answer of stream {} is not kept any more", to_hex(id));
+    if (found == index_.end()) return fail(GCOALESCE_GONE, "the answer of stream {} is not kept any more", to_hex(id));
     if (!loaded.whole) {
         log(LogLevel::warning, "snapshots: what is stored of stream {} is damaged; it was dropped", to_hex(id));
         ++state_.lost;
@@ -589,7 +593,9 @@ std::optional<std::string> Snapshots::get(std::string_view name) const {
 
 SnapshotState Snapshots::state() const {
     SnapshotState state = state_;
-    state.reason = !disk_reason_.empty() ? disk_reason_ : queue_full_ ? "the queue is full, the oldest are dropped" : "";
+    state.reason = !disk_reason_.empty() ? disk_reason_
+                   : queue_full_         ? "the queue is full, the oldest are dropped"
+                                         : "";
     state.degraded = !state.reason.empty();
     state.count = index_.size();
     state.bytes = bytes_;

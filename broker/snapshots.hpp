@@ -81,12 +81,12 @@ struct SnapshotOptions {
 
 struct SnapshotState {
     bool degraded = false;
-    std::string reason;                                     // in words, where degraded
-    std::uint64_t count = 0, bytes = 0;                     // kept at present, those not written yet included
-    std::uint64_t queued = 0, queued_bytes = 0;             // of these not written yet
-    std::uint64_t saved = 0;                                // written to the file
-    std::uint64_t dropped = 0, expired = 0, evicted = 0;    // before they were written; by time; by size
-    std::uint64_t purged = 0, lost = 0;                     // by an operator; with a damaged or vanished file
+    std::string reason;                                  // in words, where degraded
+    std::uint64_t count = 0, bytes = 0;                  // kept at present, those not written yet included
+    std::uint64_t queued = 0, queued_bytes = 0;          // of these not written yet
+    std::uint64_t saved = 0;                             // written to the file
+    std::uint64_t dropped = 0, expired = 0, evicted = 0; // before they were written; by time; by size
+    std::uint64_t purged = 0, lost = 0;                  // by an operator; with a damaged or vanished file
 };
 
 // Single-threaded: the event loop's, its own thread aside. Callbacks run on the event loop, never within the call.
@@ -97,8 +97,9 @@ class Snapshots {
     using Post = std::function<void(std::function<void()>)>;
 
     // Makes or opens the file, and waits for that, options.open_within at most. A file or directory that cannot be used
-    // is no error but a degraded state. A damaged file is set aside as <file>.damaged-<UTC>, with its -wal and -shm, and
-    // a fresh one is made. A file of a newer schema, or of another program, is left as it is. GCOALESCE_IO: no thread.
+    // is no error but a degraded state. A damaged file is set aside as <file>.damaged-<UTC>, with its -wal and -shm,
+    // and a fresh one is made. A file of a newer schema, or of another program, is left as it is. GCOALESCE_IO: no
+    // thread.
     static Result<std::unique_ptr<Snapshots>> open(SnapshotOptions options, Timers& timers, Post post);
     // Waits for the write under way. What is still queued is lost; callbacks that did not run yet never will.
     ~Snapshots();
@@ -137,7 +138,8 @@ class Snapshots {
     bool ready() const { return ready_; }
     SnapshotState state() const;
 
-    // For shutdown: blocks until everything queued is written (true), a try has failed, or `within` of real time is over.
+    // For shutdown: blocks until everything queued is written (true), a try has failed, or `within` of real time is
+    // over.
     bool flush(Nanos within);
 
     static constexpr std::size_t kGoneIds = 65536;
@@ -146,10 +148,10 @@ class Snapshots {
     class Disk; // the thread
     struct Entry {
         SnapshotFacts facts;
-        std::int64_t order = 0;                  // in which they were saved
-        std::uint64_t cost = 0;                  // bytes of the file, rounded up to pages
-        bool stored = false;                     // the file may hold a row of this id
-        std::shared_ptr<const Snapshot> queued;  // until it is written
+        std::int64_t order = 0;                 // in which they were saved
+        std::uint64_t cost = 0;                 // bytes of the file, rounded up to pages
+        bool stored = false;                    // the file may hold a row of this id
+        std::shared_ptr<const Snapshot> queued; // until it is written
     };
     using Index = std::unordered_map<StreamId, Entry>;
     struct KeyHash {
@@ -191,7 +193,7 @@ class Snapshots {
     std::vector<Purge> unread_purges_; // asked for before the file could be read
     bool ready_ = false, queue_full_ = false;
     std::uint64_t bytes_ = 0; // the costs of all entries
-    SnapshotState state_; // its counters; the rest is worked out when asked
+    SnapshotState state_;     // its counters; the rest is worked out when asked
     std::string disk_reason_;
     Nanos armed_for_ = 0;
     std::unique_ptr<Timer> timer_;
