@@ -254,6 +254,9 @@ SnapshotFile::Outcome<std::unique_ptr<SnapshotFile>> SnapshotFile::open(const st
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0) return refuse(path + " cannot be looked at" + system_words(errno));
     if (!S_ISREG(info.st_mode)) return refuse(path + " is not a regular file; move it away");
+    // SQLite would open what it may only read, and tell no clear reason later.
+    for (const std::string& name : {path, directory.string()})
+        if (::access(name.c_str(), R_OK | W_OK) != 0) return refuse(name + " cannot be written" + system_words(errno));
     if ((info.st_mode & 077) != 0 && ::chmod(path.c_str(), 0600) != 0)
         return refuse(path + " is open to others, and its mode cannot be changed to 0600" + system_words(errno));
 
@@ -299,7 +302,7 @@ SnapshotFile::Outcome<void> SnapshotFile::start(const std::atomic<bool>& stop) {
         sqlite3_progress_handler(
             db, 10000, [](void* flag) { return static_cast<const std::atomic<bool>*>(flag)->load() ? 1 : 0; },
             const_cast<std::atomic<bool>*>(&stop));
-        // It reports a page that could not be read as damage too: only what is found twice counts.
+        // It reports a page that could not be read as damage too: what is found twice counts.
         std::string verdict;
         for (int round = 0; code == SQLITE_OK && verdict != "ok" && round < 2; ++round)
             code = ask(db, "PRAGMA quick_check(1)", verdict);

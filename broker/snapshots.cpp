@@ -17,7 +17,9 @@
 namespace gcoalesce {
 namespace {
 
-constexpr std::uint64_t kTransactionBytes = 4 << 20; // so that loads and the write-ahead log need not wait for long
+// At most, so that loads need not wait for long and the write-ahead log stays short. At most a quarter of the queue,
+// too: what is being written cannot be dropped in favour of what is newer.
+constexpr std::uint64_t kTransactionBytes = 4 << 20;
 constexpr std::size_t kUnreadPurges = 64;
 constexpr const char* kBeingRead = "the file is still being read";
 
@@ -189,8 +191,9 @@ class Snapshots::Disk {
         batch.gone.swap(pending_.gone);
         batch.facts.swap(pending_.facts);
         batch.scrub = std::exchange(pending_.scrub, false);
+        const std::uint64_t most = std::min(kTransactionBytes, options_.queue_bytes / 4);
         std::uint64_t bytes = 0;
-        while (!pending_.saves.empty() && (bytes == 0 || bytes + pending_.saves.front().cost <= kTransactionBytes)) {
+        while (!pending_.saves.empty() && (bytes == 0 || bytes + pending_.saves.front().cost <= most)) {
             bytes += pending_.saves.front().cost;
             batch.saves.push_back(std::move(pending_.saves.front()));
             pending_.saves.pop_front();
