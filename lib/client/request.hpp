@@ -20,8 +20,8 @@ struct Asked {
     std::string_view model; // resolve_model()'s form; "" with a template
     Method method = Method::stream;
     std::string_view body; // or a template's variables
-    std::string_view realm;
-    std::string_view explicit_key;
+    std::string_view realm{};
+    std::string_view explicit_key{};
 
     bool operator==(const Asked&) const = default;
 };

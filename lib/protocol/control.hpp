@@ -91,8 +91,8 @@ struct Withdrawn {
 struct Notify {
     std::uint64_t id = 0;
     gcoalesce_notify_action action = GCOALESCE_NOTIFY_STATUS;
-    std::string templates;   // ids, separated by commas; "": all
     std::int64_t for_ms = 0; // 0: each template's `window`
+    std::string templates{}; // ids, separated by commas; "": all
 };
 struct Window {
     std::uint64_t id = 0;
