@@ -30,7 +30,7 @@
 
 namespace gcoalesce {
 
-constexpr std::uint32_t kProtocolVersion = 2;
+constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::size_t kMaxFrame = 64 * 1024;       // bytes after the length
 constexpr std::size_t kMaxMessage = 2 * 1024;      // bytes of a message, whose texts are short
 constexpr std::size_t kMaxBody = 32 * 1024 * 1024; // bytes of a request body

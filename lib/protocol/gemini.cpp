@@ -113,9 +113,9 @@ class Scan {
   public:
     Facts facts;
     std::optional<ErrorDocument> error;
-    bool object = false;       // the document is an object
-    bool answer = false;       // with candidates or a prompt feedback
-    EventText* text = nullptr; // where to put the first candidate's text
+    bool object = false;                       // the document is an object
+    bool answer = false;                       // with candidates or a prompt feedback
+    EventText* text = nullptr;                 // where to put the first candidate's text
     std::vector<std::string>* texts = nullptr; // where to put each candidate's, its thoughts left out
 
     bool null() { return true; }

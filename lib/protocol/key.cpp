@@ -8,7 +8,7 @@ namespace gcoalesce {
 namespace {
 
 // Changes with every change of the encoding below or of canonical_request(): keys outlive a release in snapshots.
-constexpr std::string_view kEncoding = "gcoalesce key 2";
+constexpr std::string_view kEncoding = "gcoalesce key 1";
 
 bool allowed(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||

@@ -31,7 +31,7 @@ template <class T>
 using Shared = std::atomic<T>;
 
 constexpr std::uint64_t kMagic = 0x65'63'73'6c'61'6f'63'67; // "gcoalsce" in memory
-constexpr std::uint32_t kLayoutMajor = 2;                   // another major is refused
+constexpr std::uint32_t kLayoutMajor = 1;                   // another major is refused
 constexpr std::uint32_t kLayoutMinor = 0;                   // a newer minor only adds
 
 // ---- copying through shared memory ---------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ struct PinEntry {
 };
 
 // ---- the layout is a contract --------------------------------------------------------------------------------------
-// A changed number here is a new kLayoutMajor, and a changed table in gcoalesce-segment(5).
+// Once released, a changed number here is a new kLayoutMajor, and a changed table in gcoalesce-segment(5).
 
 static_assert(sizeof(Prefix) == 40);
 static_assert(sizeof(Header) == 448);
