@@ -13,6 +13,7 @@ constexpr Nanos kMinute = 60 * kSecond;
 constexpr std::size_t kMostDemotions = 1024; // invalid streams whose readers may still ask
 constexpr std::size_t kMostGone = 65536;     // ids of streams that were never on disk
 constexpr std::size_t kLeastDigits = 4;
+constexpr Nanos kLedgerEvery = kSecond;
 
 SlotEnding ending_of(const Outcome& outcome) {
     SlotEnding ending{};
@@ -146,12 +147,13 @@ void Coalescer::decide(Waiting waiting, StreamId skip) {
     start(waiting, of);
 }
 
-void Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status) {
+void Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost) {
     if (const Result<void> pinned = store_.pin(waiting.request.lane, stream); !pinned)
         return refuse(waiting, pinned.error());
     if (waiting_.erase(waiting.ticket) == 0) return;
     const SlotOpening opening = store_.opening(stream);
     store_.count_request(opening.template_index, status);
+    if (cost == Cost::nothing) store_.count_avoided(stream);
     waiting.reply(OpenAnswer{stream, opening.stream_id, status, store_.slot(stream.slot).key.load()});
 }
 
@@ -178,9 +180,12 @@ bool Coalescer::joined(Waiting& waiting, const std::shared_ptr<TemplateState>& o
                with_retry(fail(GCOALESCE_BUSY, "the stream has {} readers, the most allowed", most), 1000).value());
         return true;
     }
-    store_.count_avoided(*stream);
     const bool from_disk = store_.opening(*stream).status == GCOALESCE_SNAPSHOT;
-    answer(waiting, *stream, from_disk ? GCOALESCE_SNAPSHOT : fresh ? GCOALESCE_FRESH : GCOALESCE_JOINED);
+    answer(waiting, *stream,
+           from_disk ? GCOALESCE_SNAPSHOT
+           : fresh   ? GCOALESCE_FRESH
+                     : GCOALESCE_JOINED,
+           Cost::nothing);
     return true;
 }
 
@@ -223,7 +228,7 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
         store_.count(running                        ? Counter::resumed_running
                      : status == GCOALESCE_SNAPSHOT ? Counter::resumed_snapshot
                                                     : Counter::resumed_kept);
-        return answer(waiting, *stream, GCOALESCE_RESUMED);
+        return answer(waiting, *stream, GCOALESCE_RESUMED, Cost::call); // which its first request paid, or shared
     }
     const Snapshots::Known known = snapshots_ != nullptr            ? snapshots_->known(request.resume)
                                    : gone_.contains(request.resume) ? Snapshots::Known::gone
@@ -243,8 +248,7 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
 // One load for all who wait for the stream; then each of them is decided on again, from the beginning.
 void Coalescer::load(StreamId id, Waiting waiting) {
     if (const auto stream = store_.find_stream(id); stream && store_.ended(*stream)) {
-        store_.count_avoided(*stream);
-        return answer(waiting, *stream, GCOALESCE_SNAPSHOT);
+        return answer(waiting, *stream, GCOALESCE_SNAPSHOT, Cost::nothing);
     }
     std::vector<Waiting>& waiters = loading_[id];
     waiters.push_back(std::move(waiting));
@@ -290,8 +294,7 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
     const Demotion& demotion = demotions_[waiting.request.individual_of];
     if (!settings.strict_individual && demotion.passed != 0) {
         if (const auto passed = store_.find_stream(demotion.passed)) {
-            store_.count_avoided(*passed);
-            return answer(waiting, *passed, GCOALESCE_INDIVIDUAL);
+            return answer(waiting, *passed, GCOALESCE_INDIVIDUAL, Cost::nothing);
         }
     }
     if (of->alone >= settings.max_individual) {
@@ -373,7 +376,7 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     running.individual_of = request.individual_of;
     ++of->in_flight;
     if (alone) ++of->alone;
-    answer(waiting, *stream, status);
+    answer(waiting, *stream, status, Cost::call);
     if (store_.pins(*stream) == 0) { // its client went away: nobody would read, so nothing is called
         end(*stream, ending_of(GCOALESCE_FAILED, GCOALESCE_NOT_FOUND, "its client went away"), 0);
         return;
@@ -476,7 +479,41 @@ void Coalescer::keep(StreamRef stream, const Running& was) {
     snapshots_->save(std::move(snapshot), was.settings->snapshot_ttl);
 }
 
-void Coalescer::look_for_abandoned() {
+void Coalescer::beat() {
+    end_abandoned();
+    std::size_t queued = 0;
+    for (const auto& [id, of] : templates_) queued += of->queue.size();
+    store_.set(Counter::individuals_queued, queued);
+    if (snapshots_ == nullptr || timers_.clock().monotonic() - ledger_kept_ < kLedgerEvery) return;
+    ledger_kept_ = timers_.clock().monotonic();
+    keep_ledger();
+    const SnapshotState state = snapshots_->state();
+    store_.set(Counter::snapshots_kept, state.count);
+    store_.set(Counter::snapshot_bytes, state.bytes);
+    store_.set(Counter::snapshots_degraded, state.degraded ? 1 : 0);
+    if (state.degraded) store_.note_error(GCOALESCE_IO, 0, "snapshots: degraded: " + state.reason);
+}
+
+// What each template's requests cost and spared is counted across restarts.
+void Coalescer::keep_ledger() {
+    if (!snapshots_->ready()) return;
+    for (const auto& [id, of] : templates_) {
+        if (!ledger_recalled_) {
+            std::istringstream words(snapshots_->get("ledger." + id).value_or(""));
+            std::string name;
+            for (std::uint64_t value = 0; words >> name >> value;) store_.count(of->index, name, value);
+        }
+        std::string now;
+        for (std::size_t i = 0; i < std::size(kTemplateCounterNames); ++i) {
+            if (const std::uint64_t value = store_.counted(of->index, static_cast<TemplateCounter>(i)); value != 0)
+                now += fmt::format("{} {} ", kTemplateCounterNames[i], value);
+        }
+        if (std::string& kept = ledger_[id]; kept != now) snapshots_->put("ledger." + id, kept = now);
+    }
+    ledger_recalled_ = true;
+}
+
+void Coalescer::end_abandoned() {
     const Nanos now = timers_.clock().monotonic();
     std::vector<StreamRef> abandoned;
     for (auto& [slot, running] : running_) {

@@ -80,8 +80,8 @@ class Coalescer {
 
     // ---- time ----
 
-    // Every 100 ms, behind the store's sweep: calls that nobody reads any more.
-    void look_for_abandoned();
+    // Every 100 ms, behind the store's sweep: ends calls that nobody reads any more, and keeps the ledger.
+    void beat();
 
     // New requests are refused from now on; running streams go on.
     void drain() { draining_ = true; }
@@ -100,7 +100,8 @@ class Coalescer {
     struct Demotion;
 
     void decide(Waiting waiting, StreamId skip);
-    void answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status);
+    enum class Cost { call, nothing };
+    void answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost);
     void refuse(const Waiting& waiting, const Error& error);
     bool joined(Waiting& waiting, const std::shared_ptr<TemplateState>& of);
     void resume(Waiting waiting, StreamId skip);
@@ -115,6 +116,8 @@ class Coalescer {
     void keep(StreamRef stream, const Running& was);
     Result<std::vector<StreamRef>> named(const std::string& target) const;
     Result<std::vector<TemplateState*>> named(const std::vector<std::string>& ids) const;
+    void end_abandoned();
+    void keep_ledger();
     void tell_window(const TemplateState& of);
     void recall_window(TemplateState& of);
     StreamId kept_for(const OpenRequest& request, const TemplateState& of) const;
@@ -135,7 +138,10 @@ class Coalescer {
     std::unordered_set<StreamId> gone_; // of streams that ended, where there is no disk to remember them
     std::deque<StreamId> gone_order_;
     Refusals refusals_;
-    std::deque<Nanos> started_; // within the last minute
+    std::deque<Nanos> started_;                 // within the last minute
+    std::map<std::string, std::string> ledger_; // each template's counters, as they were last kept
+    bool ledger_recalled_ = false;
+    Nanos ledger_kept_ = 0;
     Ticket last_ticket_ = 0;
     std::unordered_set<Ticket> waiting_;                   // replies that are still owed
     std::shared_ptr<int> alive_ = std::make_shared<int>(); // for callbacks that come after our end

@@ -350,6 +350,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         receiving->arrived = server.store.clock().monotonic();
         receiving->open = std::move(open);
         const auto pass_over = [&](const Error& error) {
+            server.store.count_request(0, GCOALESCE_OPENING);
             refuse(server, receiving->open.id, error);
             receiving->refused = true;
         };

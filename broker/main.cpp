@@ -223,7 +223,7 @@ class Broker {
     void beat() {
         store_->heartbeat();
         store_->sweep();
-        coalescer_->look_for_abandoned();
+        coalescer_->beat();
         if (++beats_ % 10 == 0) ::sd_notify(0, "WATCHDOG=1");
         if (draining_ && (coalescer_->in_flight() == 0 || timers_.clock().monotonic() >= drain_deadline_)) {
             coalescer_->interrupt_all();

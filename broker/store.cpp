@@ -1132,6 +1132,12 @@ void Store::count(std::uint32_t template_index, TemplateCounter counter, std::ui
     value.store(value.load(std::memory_order_relaxed) + add, std::memory_order_relaxed);
 }
 
+void Store::count(std::uint32_t template_index, std::string_view counter, std::uint64_t add) {
+    const auto found = std::find(std::begin(kTemplateCounterNames), std::end(kTemplateCounterNames), counter);
+    if (found != std::end(kTemplateCounterNames))
+        count(template_index, static_cast<TemplateCounter>(found - std::begin(kTemplateCounterNames)), add);
+}
+
 std::uint64_t Store::counted(std::uint32_t template_index, TemplateCounter counter) const {
     return templates_[template_index].counts[static_cast<std::size_t>(counter)].load(std::memory_order_relaxed);
 }

@@ -157,6 +157,7 @@ class Store {
     // ---- telling people ----
 
     void count(Counter counter, std::uint64_t add = 1);
+    void set(Counter gauge, std::uint64_t value);
     std::uint64_t counted(Counter counter) const;
     void log(LogKind kind, std::int32_t code = 0, std::optional<StreamRef> stream = {}, std::uint64_t number = 0,
              std::string_view text = {});
@@ -168,6 +169,7 @@ class Store {
     // A request that reads a stream which another one paid for.
     void count_avoided(StreamRef stream, std::uint64_t add = 1);
     void count(std::uint32_t template_index, TemplateCounter counter, std::uint64_t add = 1);
+    void count(std::uint32_t template_index, std::string_view counter, std::uint64_t add); // an unknown one: nothing
     std::uint64_t counted(std::uint32_t template_index, TemplateCounter counter) const;
     void count_join_time(std::uint32_t template_index, Nanos took);
 
@@ -206,7 +208,6 @@ class Store {
     void fold(LaneState& lane, Nanos now);
     void look_at_moves(LaneState& lane, Nanos now);
     void forget(LaneState& lane);
-    void set(Counter counter, std::uint64_t value);
     bool stalled_only(std::uint32_t slot, Nanos now) const;
     bool revoke_greediest(Nanos now);
 

@@ -48,6 +48,9 @@ namespace gcoalesce {
     X(streams_in_flight, gauge, "streams", "streams that are being produced")                                          \
     X(individuals_queued, gauge, "requests", "requests that wait for their turn after an invalid answer")              \
     X(upstream_connections, counter, "connections", "connections opened to upstream")                                  \
+    X(snapshots_kept, gauge, "streams", "streams that are kept on disk")                                               \
+    X(snapshot_bytes, gauge, "bytes", "bytes that they take there")                                                    \
+    X(snapshots_degraded, gauge, "flag", "1: the disk does not take them; the errors say why")                         \
     X(tokens_prompt, counter, "tokens", "prompt tokens that upstream reported")                                        \
     X(tokens_answer, counter, "tokens", "answer tokens that upstream reported, thoughts apart")                        \
     X(tokens_thoughts, counter, "tokens", "thought tokens that upstream reported")

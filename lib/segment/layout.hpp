@@ -199,6 +199,11 @@ enum class TemplateCounter : std::uint32_t {
         count
 };
 constexpr std::size_t kTemplateCounters = 32; // room for later ones
+constexpr std::string_view kTemplateCounterNames[] = {
+#define GCOALESCE_TEMPLATE_COUNTER(identifier, unit, help) #identifier,
+    GCOALESCE_TEMPLATE_COUNTERS(GCOALESCE_TEMPLATE_COUNTER)
+#undef GCOALESCE_TEMPLATE_COUNTER
+};
 
 struct alignas(64) TemplateEntry {
     Shared<std::uint64_t> sequence; // odd while the policy is being written; 0: a free entry

@@ -105,7 +105,7 @@ struct World {
         for (Nanos gone = 0; gone < time; gone += 100 * kMillisecond) {
             timers.advance(100 * kMillisecond);
             store.sweep();
-            coalescer->look_for_abandoned();
+            coalescer->beat();
         }
     }
 
@@ -708,4 +708,45 @@ TEST_CASE("a reload keeps what has not changed, closes what has, and refuses wha
     CHECK(world.coalescer->settings("one") == nullptr);
     world.upstream.calls[0].answer({"x"});
     CHECK(world.ending(*same).kind == GCOALESCE_COMPLETE); // who reads it still does
+}
+
+// ---- accounting ----------------------------------------------------------------------------------------------------
+
+TEST_CASE("T100: what was paid and what was spared is counted apart, and goes on across restarts") {
+    World world({TemplateSettings{}}, true);
+    const auto count = [&](TemplateCounter counter) { return world.store.counted(0, counter); };
+    REQUIRE(world.coalescer->notify_on({}, 6 * kSecond));
+    const auto leader = world.ask('a');
+    for (int i = 0; i < 9; ++i) CHECK(world.ask('a')->status() == GCOALESCE_JOINED);
+    world.last().answer({"x"}); // 7 prompt and 5 answer tokens
+    for (int i = 0; i < 2; ++i) CHECK(world.ask('a')->status() == GCOALESCE_FRESH);
+    world.timers.advance(6 * kSecond);
+    const auto failing = world.ask('b');
+    world.last().respond(200, sse(answer_json("half"))); // cut short: what it produced was paid for
+    CHECK(world.ending(*failing).kind == GCOALESCE_TRUNCATED);
+    CHECK(count(TemplateCounter::requests_started) == 2);
+    CHECK(count(TemplateCounter::requests_joined) == 9);
+    CHECK(count(TemplateCounter::requests_fresh) == 2);
+    CHECK(count(TemplateCounter::prompt_tokens_paid) == 14);
+    CHECK(count(TemplateCounter::answer_tokens_paid) == 10);
+    CHECK(count(TemplateCounter::prompt_tokens_avoided) == 77);
+    CHECK(count(TemplateCounter::answer_tokens_avoided) == 55);
+    CHECK(count(TemplateCounter::requests_0s) == 12);
+    CHECK(count(TemplateCounter::coalesced_0s) == 11);
+    CHECK(count(TemplateCounter::requests_5s) == 1);
+    CHECK(count(TemplateCounter::coalesced_5s) == 0);
+    world.pass(2 * kSecond);
+    REQUIRE(world.snapshots->flush(60 * kSecond));
+    world.coalescer.reset();
+    world.snapshots.reset();
+    MemorySegment next(world.clock, {.slots = 16});
+    world.open_snapshots();
+    Coalescer coalescer(next.store(), world.upstream, world.timers, world.snapshots.get(), {TemplateSettings{}}, {},
+                        {});
+    world.timers.advance(2 * kSecond);
+    coalescer.beat();
+    CHECK(next.store().counted(0, TemplateCounter::requests_joined) == 9);
+    CHECK(next.store().counted(0, TemplateCounter::prompt_tokens_avoided) == 77);
+    coalescer.beat(); // once
+    CHECK(next.store().counted(0, TemplateCounter::requests_joined) == 9);
 }
