@@ -64,6 +64,7 @@ Exchange::Step Exchange::next(Nanos until, std::string_view& event) {
     if (code == GCOALESCE_OK) {
         if (events_++ == 0) first_event_ = system_clock().monotonic();
         event_bytes_ += taken.bytes;
+        last_number_ = taken.number;
         event = {taken.data, taken.bytes};
         EventText more = event_text(event);
         text_ += more.text;
@@ -106,13 +107,20 @@ Exchange::Step Exchange::judge(Code code) {
 Exchange::Step Exchange::end(std::optional<Error> failure) {
     over_ = system_clock().monotonic();
     failure_ = std::move(failure);
-    if (failure_ && events_ > 0 && !blocked_)
+    if (subscription_) gcoalesce_info_of(subscription_.get(), &info_);
+    if (failure_ && events_ > 0 && !blocked_) {
         failure_->message =
             fmt::format("the answer broke off ({}, {}) after {}: {}", gcoalesce_ending_name(ending_.kind),
                         code_name(failure_->code), counted(events_, "event"), failure_->message);
-    if (subscription_) gcoalesce_info_of(subscription_.get(), &info_);
+        if (ending_.kind == GCOALESCE_IN_FLIGHT) // it goes on without us
+            failure_->message += fmt::format("; --resume {} goes on behind them", last_event_id());
+    }
     subscription_.reset(); // others may be waiting for the room that the stream takes
     return Step::over;
+}
+
+std::string Exchange::last_event_id() const {
+    return to_text(EventId{info_.stream_id, last_number_});
 }
 
 ExitCode Exchange::exit_code() const {
@@ -148,6 +156,7 @@ nlohmann::ordered_json Exchange::to_json() const {
     json["status"] = gcoalesce_status_name(info_.status);
     json["key"] = to_hex(info_.key);
     json["stream_id"] = to_hex(info_.stream_id);
+    json["last_event_id"] = last_event_id();
     json["ending"] = gcoalesce_ending_name(ending_.kind);
     json["finish_reason"] = ending_.finish_reason;
     json["events"] = events_;

@@ -46,6 +46,8 @@ class Exchange {
     ExitCode exit_code() const;
     // For people: what else there is to say of an answer that did not fail; "" mostly.
     std::string remark() const;
+    // What to resume behind.
+    std::string last_event_id() const;
     // How it was served, when what came, and what it cost: one line.
     std::string status_line() const;
     // All of that and the text, as one object.
@@ -58,7 +60,7 @@ class Exchange {
     SubscriptionPtr subscription_;
     Nanos asked_ = 0, deadline_ = 0, first_event_ = 0, over_ = 0;
     Nanos unanswered_since_ = 0; // by the broker; 0: it has answered
-    std::uint64_t events_ = 0, event_bytes_ = 0;
+    std::uint64_t events_ = 0, event_bytes_ = 0, last_number_ = 0;
     std::string text_, thoughts_;
     std::optional<Error> failure_;
     bool blocked_ = false;
