@@ -279,6 +279,7 @@ Result<StreamRef> Coalescer::restore(const Snapshot& snapshot) {
     opening.realm = snapshot.facts.realm;
     opening.model = snapshot.model;
     opening.request = snapshot.request_head;
+    opening.request_digest = snapshot.request_digest;
     const Nanos fresh_for = snapshot.facts.fresh_until_boottime_ns - timers_.clock().boottime();
     return store_.restore(opening, snapshot.events, snapshot.ending, std::max<Nanos>(fresh_for, 0));
 }
@@ -296,6 +297,7 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
     }
     if (of->alone >= settings.max_individual) {
         of->queue.push_back(std::move(waiting));
+        store_.set(Counter::individuals_queued, ++queued_);
         return;
     }
     if (const Result<void> allowed = check_limits(waiting.request, *of); !allowed)
@@ -308,6 +310,8 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
 void Coalescer::next_alone(const std::shared_ptr<TemplateState>& of) {
     std::deque<Waiting> queue = std::move(of->queue);
     of->queue.clear();
+    queued_ -= queue.size();
+    store_.set(Counter::individuals_queued, queued_);
     for (Waiting& waiting : queue) decide(std::move(waiting), 0); // who must wait still queues again, in order
 }
 
@@ -360,6 +364,7 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     opening.individual_of = request.individual_of;
     opening.model = request.model;
     opening.request = *request.body;
+    opening.request_digest = request.digest;
     const Result<StreamRef> stream = store_.open(opening, shared);
     if (!stream) return refuse(waiting, stream.error());
 

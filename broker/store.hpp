@@ -47,6 +47,7 @@ struct StreamOpening {
     StreamId individual_of = 0;
     std::string_view model;
     std::string_view request; // the body; its first 4 KiB are kept for people who look at the stream
+    Key request_digest{};
 };
 
 // A client's lane, and how to send on its wake socket (never blocking; false: the socket is full or gone).
@@ -157,6 +158,7 @@ class Store {
     // ---- telling people ----
 
     void count(Counter counter, std::uint64_t add = 1);
+    void set(Counter counter, std::uint64_t value);
     std::uint64_t counted(Counter counter) const;
     void log(LogKind kind, std::int32_t code = 0, std::optional<StreamRef> stream = {}, std::uint64_t number = 0,
              std::string_view text = {});
@@ -206,7 +208,6 @@ class Store {
     void fold(LaneState& lane, Nanos now);
     void look_at_moves(LaneState& lane, Nanos now);
     void forget(LaneState& lane);
-    void set(Counter counter, std::uint64_t value);
     bool stalled_only(std::uint32_t slot, Nanos now) const;
     bool revoke_greediest(Nanos now);
 
