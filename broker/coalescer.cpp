@@ -283,6 +283,7 @@ Result<StreamRef> Coalescer::restore(const Snapshot& snapshot) {
     opening.realm = snapshot.facts.realm;
     opening.model = snapshot.model;
     opening.request = snapshot.request_head;
+    opening.request_digest = snapshot.request_digest;
     const Nanos fresh_for = snapshot.facts.fresh_until_boottime_ns - timers_.clock().boottime();
     return store_.restore(opening, snapshot.events, snapshot.ending, std::max<Nanos>(fresh_for, 0));
 }
@@ -299,6 +300,7 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
     }
     if (of->alone >= settings.max_individual) {
         of->queue.push_back(std::move(waiting));
+        store_.set(Counter::individuals_queued, ++queued_);
         return;
     }
     if (const Result<void> allowed = check_limits(waiting.request, *of); !allowed)
@@ -311,6 +313,8 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
 void Coalescer::next_alone(const std::shared_ptr<TemplateState>& of) {
     std::deque<Waiting> queue = std::move(of->queue);
     of->queue.clear();
+    queued_ -= queue.size();
+    store_.set(Counter::individuals_queued, queued_);
     for (Waiting& waiting : queue) decide(std::move(waiting), 0); // who must wait still queues again, in order
 }
 
@@ -363,6 +367,7 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     opening.individual_of = request.individual_of;
     opening.model = request.model;
     opening.request = *request.body;
+    opening.request_digest = request.digest;
     const Result<StreamRef> stream = store_.open(opening, shared);
     if (!stream) return refuse(waiting, stream.error());
 
@@ -481,9 +486,6 @@ void Coalescer::keep(StreamRef stream, const Running& was) {
 
 void Coalescer::beat() {
     end_abandoned();
-    std::size_t queued = 0;
-    for (const auto& [id, of] : templates_) queued += of->queue.size();
-    store_.set(Counter::individuals_queued, queued);
     if (snapshots_ == nullptr || timers_.clock().monotonic() - ledger_kept_ < kLedgerEvery) return;
     ledger_kept_ = timers_.clock().monotonic();
     keep_ledger();

@@ -137,6 +137,7 @@ class Coalescer {
     std::deque<StreamId> demoted_;                                                 // oldest first
     std::unordered_set<StreamId> gone_; // of streams that ended, where there is no disk to remember them
     std::deque<StreamId> gone_order_;
+    std::uint64_t queued_ = 0; // over all templates, for a call of their own
     Refusals refusals_;
     std::deque<Nanos> started_;                 // within the last minute
     std::map<std::string, std::string> ledger_; // each template's counters, as they were last kept

@@ -89,6 +89,9 @@ Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std
         asked = open.explicit_key;
         parts.explicit_key = true;
     }
+    Sha256 digest;
+    digest.field(*request.body);
+    request.digest = digest.finish();
     parts.model = request.model;
     parts.asked = asked;
     request.key = compute_key(parts);

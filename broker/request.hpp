@@ -20,6 +20,7 @@ struct OpenRequest {
     Method method = Method::stream;
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
     std::shared_ptr<const std::string> body; // what goes upstream
+    Key digest{};                            // of the body
     Key key{};
     std::uint64_t realm = 0;      // whom it is shared with; 0: everyone
     std::optional<Nanos> max_age; // of a finished answer; absent: while it is fresh

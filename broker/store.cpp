@@ -8,7 +8,6 @@
 #include <fstream>
 #include <unistd.h>
 
-#include "base/sha256.hpp"
 #include "base/units.hpp"
 #include "segment/futex.hpp"
 
@@ -450,9 +449,7 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     facts.opened_ns = now;
     facts.opened_wall_ns = clock_.wall();
     facts.request_bytes = opening.request.size();
-    Sha256 digest;
-    digest.field(opening.request);
-    facts.request_digest = digest.finish();
+    facts.request_digest = opening.request_digest;
     facts.model.assign(opening.model);
     if (const std::uint64_t kept = std::min<std::uint64_t>(opening.request.size(), kRequestKept); kept > 0) {
         if (const std::uint64_t offset = pool_->allocate(aligned(kept)); offset != 0) {

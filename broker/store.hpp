@@ -47,6 +47,7 @@ struct StreamOpening {
     StreamId individual_of = 0;
     std::string_view model;
     std::string_view request; // the body; its first 4 KiB are kept for people who look at the stream
+    Key request_digest{};
 };
 
 // A client's lane, and how to send on its wake socket (never blocking; false: the socket is full or gone).

@@ -196,6 +196,16 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
     return exchange.exit_code();
 }
 
+// Without reading, but for what the library has to do meanwhile: a large request is sent piece by piece.
+void wait_for(gcoalesce_attachment& attachment, Nanos delay) {
+    const Nanos until = system_clock().monotonic() + delay;
+    for (Nanos left = delay; left > 0; left = until - system_clock().monotonic()) {
+        pollfd news{gcoalesce_fd(&attachment), POLLIN, 0};
+        ::poll(&news, 1, static_cast<int>(std::min<std::int64_t>(to_ms(left) + 1, INT_MAX)));
+        gcoalesce_dispatch(&attachment);
+    }
+}
+
 void run_ask(const Arguments& arguments, Context& context) {
     check_combination(arguments);
     Question question;
@@ -242,7 +252,7 @@ void run_ask(const Arguments& arguments, Context& context) {
             ask_lines(**attachment, {std::move(question), arguments.system, arguments.at_once, arguments.json, status});
     } else {
         Exchange exchange(**attachment, question);
-        if (delay > 0) ::poll(nullptr, 0, static_cast<int>(std::min<std::int64_t>(to_ms(delay), INT_MAX)));
+        if (delay > 0) wait_for(**attachment, delay);
         context.exit = print_answer(exchange, arguments, status);
     }
 }

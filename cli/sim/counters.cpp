@@ -7,6 +7,7 @@ namespace gcoalesce::sim {
 std::string Counters::json() const {
     const nlohmann::ordered_json document{{"calls", calls},
                                           {"in_flight", in_flight},
+                                          {"most_in_flight", most_in_flight},
                                           {"aborted", aborted},
                                           {"by_body", by_body},
                                           {"by_status", by_status},
@@ -17,6 +18,7 @@ std::string Counters::json() const {
 
 void Counters::reset() {
     calls = aborted = connections = 0;
+    most_in_flight = in_flight;
     by_body.clear();
     by_status.clear();
 }

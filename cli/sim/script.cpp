@@ -107,6 +107,7 @@ const std::vector<ScriptKey>& table() {
         {"hold-after", "N", after<&S::hold_after>, "after N events wait for POST /sim/release; 0: before the head"},
         {"fail-first", "N", number<&S::fail_first, 0, kAllEvents>,
          "only the first N calls of each body go wrong (status 503 unless told how)"},
+        {"fail-replay", "NAME", word<&S::fail_replay>, "those calls are answered with this recorded file"},
     };
     return keys;
 }
@@ -146,7 +147,10 @@ Script Script::for_call(std::uint64_t number) const {
                       bare_error_after || invalid_json_after || truncate_after || cut_after || reset_after ||
                       hang_after;
     if (number <= fail_first) {
-        if (!told) script.status = 503;
+        if (!fail_replay.empty())
+            script.replay = fail_replay;
+        else if (!told)
+            script.status = 503;
         return script;
     }
     script.status.reset();

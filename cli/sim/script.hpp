@@ -36,6 +36,7 @@ struct Script {
         reset_after, hang_after, hold_after;
     int error_status = 503;
     std::uint64_t fail_first = 0;
+    std::string fail_replay;
 
     // What call `number` (from 1) of one body gets: fail_first lets only the first ones go wrong.
     Script for_call(std::uint64_t number) const;

@@ -269,6 +269,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         call.api_key = api_key(target);
         ++counters.calls;
         const Gauge in_flight(counters.in_flight);
+        counters.most_in_flight = std::max(counters.most_in_flight, counters.in_flight);
 
         Answer answer = choose_answer(target, resource, call);
         if (!answer.without_head()) ++counters.by_status[std::to_string(answer.status)];

@@ -218,7 +218,7 @@ void Attachment::send(const Pending& pending) {
     open.template_id = asked.template_id;
     open.model = asked.model;
     open.method = asked.method;
-    open.realm = asked.realm;
+    open.realm = open.resume != 0 ? std::string_view(pending.wishes.realm) : asked.realm;
     open.explicit_key = asked.explicit_key;
     open.body_bytes = open.resume != 0 ? 0 : asked.body.size();
     link_->push(open);

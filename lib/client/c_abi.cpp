@@ -164,6 +164,7 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
             if (!from) return bad("expected an event's id such as 9f3c2a71d04b55e8.17 to resume after");
             wishes.resume = from->stream;
             wishes.resume_after = from->number;
+            wishes.realm = asked.realm;
         } else if (request->body == nullptr || (request->model == nullptr && request->template_id == nullptr)) {
             return bad("a model and a body are needed, or a template and its variables");
         }

@@ -54,6 +54,7 @@ struct Wishes {
     StreamId individual_of = 0; // the invalid stream in whose place it is asked
     StreamId resume = 0;        // the stream to go on with, behind this event
     std::uint64_t resume_after = 0;
+    std::string realm{}; // whose a stream to resume has to be
 };
 
 // Remembers the keys of recent requests. Identical requests are the workload: the first one of them pays for the

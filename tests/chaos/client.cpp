@@ -143,6 +143,15 @@ Reader::Reader(const Attachment& attachment, const Ask& ask) : digest_(std::make
     request.body_bytes = body.size();
     request.stream = ask.stream ? 1 : 0;
     request.sharing = ask.sharing;
+    open(attachment, request);
+}
+
+Reader::Reader(const Attachment& attachment, const gcoalesce_request& request, std::uint64_t after)
+    : digest_(std::make_unique<Sha256>()), number_(after) {
+    open(attachment, request);
+}
+
+void Reader::open(const Attachment& attachment, const gcoalesce_request& request) {
     gcoalesce_subscription* subscription = nullptr;
     const gcoalesce_code code = gcoalesce_open(attachment.get(), &request, &subscription);
     if (code != GCOALESCE_OK) throw_code("opening", code);
@@ -154,7 +163,8 @@ gcoalesce_code Reader::next(std::int64_t timeout_ms) {
     gcoalesce_event event{};
     seen_.code = gcoalesce_next(subscription_.get(), timeout_ms, &event);
     if (seen_.code == GCOALESCE_OK) {
-        if (event.number != ++seen_.events) ++seen_.misplaced;
+        ++seen_.events;
+        if (event.number != ++number_) ++seen_.misplaced;
         seen_.bytes += event.bytes;
         digest_->field(std::string_view(event.data, event.bytes));
     } else if (over()) {

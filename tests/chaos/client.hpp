@@ -101,6 +101,8 @@ struct Seen {
 class Reader {
   public:
     Reader(const Attachment& attachment, const Ask& ask);
+    // after: the number of the event behind which it resumes.
+    Reader(const Attachment& attachment, const gcoalesce_request& request, std::uint64_t after = 0);
 
     // gcoalesce_next, its event taken into account.
     gcoalesce_code next(std::int64_t timeout_ms);
@@ -114,11 +116,13 @@ class Reader {
     bool over() const { return seen_.code != GCOALESCE_OK && seen_.code != GCOALESCE_TIMED_OUT; }
 
   private:
+    void open(const Attachment& attachment, const gcoalesce_request& request);
     struct Close {
         void operator()(gcoalesce_subscription* subscription) const { gcoalesce_close(subscription); }
     };
     std::unique_ptr<gcoalesce_subscription, Close> subscription_;
     std::unique_ptr<Sha256> digest_;
+    std::uint64_t number_ = 0; // of the last event
     Seen seen_{};
 };
 

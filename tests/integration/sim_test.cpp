@@ -617,6 +617,9 @@ TEST_CASE("a hanging call stays open until its client leaves, which is counted")
     }
     const Json calls = wait_for_calls(sim, [](const Json& now) { return now["in_flight"] == 0; });
     CHECK(calls["aborted"] == 2);
+    CHECK(calls["most_in_flight"] == 2);
+    sim.reset();
+    CHECK(Json::parse(sim.calls())["most_in_flight"] == 0);
     CHECK(calls["calls"] == 2);
 }
 
@@ -797,6 +800,12 @@ TEST_CASE("a recorded file is replayed byte for byte, with the status that its e
     CHECK(raw_ask(sim, "x [sim replay=lf.txt cut-after=1]").end == End::closed);
     CHECK_FALSE(replay("lf.txt cut-after=2").error.empty());
     CHECK(contains(replay("lf.txt bare-error-after=1").body, "\"code\": 503"));
+
+    // A body's first calls may get another file than its later ones.
+    const std::string twice = "x [sim fail-first=2 fail-replay=lf.txt replay=error.txt]";
+    CHECK(ask(sim, twice).body == stream);
+    CHECK(ask(sim, twice).body == stream);
+    CHECK(ask(sim, twice).status == 400);
 
     const Sim single({"--replay", (folder.path() / "lf.txt").string()});
     CHECK(ask(single, "anything").body == stream);

@@ -157,6 +157,15 @@ std::string Process::read_line(Seconds deadline) {
     }
 }
 
+void Process::wait_for_err(std::string_view words, Seconds deadline) {
+    const Clock::time_point until = Clock::now() + deadline;
+    while (err_.find(words) == std::string::npos) {
+        if (code_ >= 0)
+            throw std::runtime_error("no \"" + std::string(words) + "\" on the standard error of " + describe());
+        pump(until);
+    }
+}
+
 int Process::wait(Seconds deadline) {
     const Clock::time_point until = Clock::now() + deadline;
     while (code_ < 0) pump(until);

@@ -35,6 +35,9 @@ class Process {
     // The next line of its standard output, without the LF. Throws where the output ends before one is whole.
     std::string read_line(Seconds deadline = Seconds(30));
 
+    // Waits until its standard error has these words. Throws where it ends before.
+    void wait_for_err(std::string_view words, Seconds deadline = Seconds(30));
+
     // Waits for its end, however much it writes. Its exit code, or 128 + the number of the signal that killed it.
     int wait(Seconds deadline = Seconds(60));
 
