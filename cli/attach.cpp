@@ -4,6 +4,7 @@ namespace gcoalesce::cli {
 namespace {
 
 constexpr std::int64_t kStartingMs = 1000;
+constexpr std::int64_t kAnswerMs = 10'000; // it may read many files, or drop them
 
 const char* or_null(const std::string& text) {
     return text.empty() ? nullptr : text.c_str();
@@ -26,6 +27,17 @@ Result<AttachmentPtr> attach(const Context& context) {
     if (code == GCOALESCE_STARTING) code = gcoalesce_attach(&options, kStartingMs, &attachment);
     if (code != GCOALESCE_OK) return tl::unexpected(last_error(code));
     return AttachmentPtr(attachment);
+}
+
+Result<void> tell_broker(const Context& context,
+                         const std::function<Code(gcoalesce_attachment*, std::int64_t timeout_ms)>& say) {
+    const Result<AttachmentPtr> attachment = attach(context);
+    if (!attachment) return tl::unexpected(attachment.error());
+    const Code code = say(attachment->get(), kAnswerMs);
+    if (code == GCOALESCE_OK) return {};
+    Error error = last_error(code);
+    if (code == GCOALESCE_TIMED_OUT) error.code = GCOALESCE_UNRESPONSIVE; // the patience was ours, not the user's
+    return tl::unexpected(std::move(error));
 }
 
 } // namespace gcoalesce::cli

@@ -1,14 +1,17 @@
 // gcoalesce keys: what is in flight and what is kept.
 #include <CLI/App.hpp>
+#include <algorithm>
 #include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/nearest.hpp"
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
+#include "cli/template_facts.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
 #include "protocol/gemini.hpp"
@@ -60,11 +63,30 @@ nlohmann::ordered_json to_json(const StreamFacts& stream, const SegmentView& seg
     return json;
 }
 
-void run_keys(Context& context, bool as_json) {
+// GCOALESCE_NOT_FOUND names the nearest. Templates that are no longer in force may have left streams.
+Result<void> check_known(const SegmentView& segment, const std::string& id) {
+    std::vector<std::string> known;
+    for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
+        if (const std::optional<TemplateFacts> facts = template_facts(segment, i)) known.push_back(facts->id());
+    }
+    if (std::ranges::find(known, id) != known.end()) return {};
+    return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
+}
+
+void run_keys(Context& context, const std::string& only, bool as_json) {
     const std::optional<Inspection> inspected = inspect(context, as_json);
     if (!inspected) return;
     const SegmentView& segment = inspected->segment.view;
-    const std::vector<StreamFacts> streams = all_streams(segment);
+    if (const Result<void> known = only.empty() ? Result<void>{} : check_known(segment, only); !known) {
+        report(known.error(), as_json);
+        context.exit = exit_code_of(known.error().code);
+        return;
+    }
+    std::vector<StreamFacts> streams = all_streams(segment);
+    if (!only.empty())
+        std::erase_if(streams, [&](const StreamFacts& stream) {
+            return template_name(segment, stream.opening.template_index) != only;
+        });
     const Nanos now = system_clock().monotonic();
     if (as_json) {
         nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
@@ -99,10 +121,12 @@ void run_keys(Context& context, bool as_json) {
 
 void add_keys(CLI::App& app, Context& context) {
     CLI::App* command = app.add_subcommand("keys", "what is in flight and what is kept");
+    auto only = std::make_shared<std::string>();
     auto json = std::make_shared<bool>(false);
+    command->add_option("--template", *only, "of this template only")->type_name("ID");
     command->add_flag("--json", *json, "one JSON object");
     command->footer(kFooter);
-    command->callback([json, &context] { run_keys(context, *json); });
+    command->callback([only, json, &context] { run_keys(context, *only, *json); });
 }
 
 } // namespace gcoalesce::cli

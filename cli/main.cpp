@@ -92,6 +92,9 @@ int run(int argc, char** argv) {
     add_keys(app, context);
     add_dump(app, context);
     add_notify(app, context);
+    add_cancel(app, context);
+    add_purge(app, context);
+    add_key(app, context);
     add_stats(app, context);
     add_templates(app, context);
     add_demo(app, context);

@@ -10,18 +10,25 @@
 #include "base/units.hpp"
 #include "cli/attach.hpp"
 #include "cli/commands.hpp"
+#include "cli/inspect.hpp"
+#include "cli/render.hpp"
 #include "cli/report.hpp"
+#include "cli/template_facts.hpp"
+#include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
 
 namespace gcoalesce::cli {
 namespace {
 
-constexpr std::int64_t kPatienceMs = 2000;
-
 constexpr const char* kFooter = R"(
 `on` opens the window until now and --for, or leaves it open until its present end if
 that is later; `off` ends it, and shortens nothing that was promised. Each prints the
-state that results, and may be said again at any time.)";
+state that results, of several templates that of the one that stays open longest, and
+may be said again at any time. The broker logs who said it, and may want its admin
+group for it.
+
+`status` needs no broker: it lists the templates with their windows out of the segment.
+With --template it asks the broker, and prints what `on` would.)";
 
 struct Arguments {
     std::string action;
@@ -29,6 +36,29 @@ struct Arguments {
     std::vector<std::string> templates;
     bool json = false;
 };
+
+// Out of the segment: it needs no broker.
+void show_all(Context& context, bool as_json) {
+    const std::optional<Inspection> inspected = inspect(context, as_json);
+    if (!inspected) return;
+    const std::vector<TemplateFacts> templates = all_templates(inspected->segment.view);
+    const Nanos now = system_clock().monotonic();
+    if (as_json) {
+        nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
+        json["templates"] = nlohmann::ordered_json::array();
+        for (const TemplateFacts& facts : templates) {
+            nlohmann::ordered_json one{{"id", facts.id()}};
+            one.update(window_json(facts, now));
+            json["templates"].push_back(one);
+        }
+        write_out(json_line(json));
+        return;
+    }
+    Table table({{"TEMPLATE"}, {"WINDOW"}, {"LAST PUSH"}});
+    for (const TemplateFacts& facts : templates)
+        table.add({facts.id(), window_words(facts.window_remaining(now)), push_words(facts, now)});
+    write_out(table.render(output_columns()));
+}
 
 void run_notify(const Arguments& arguments, Context& context) {
     gcoalesce_notify_action action = GCOALESCE_NOTIFY_STATUS;
@@ -44,32 +74,23 @@ void run_notify(const Arguments& arguments, Context& context) {
             throw CLI::ValidationError("--for", "expected at least 1ms and at most 1d, found " + arguments.duration);
     }
 
-    const std::string templates = fmt::format("{}", fmt::join(arguments.templates, ","));
+    if (action == GCOALESCE_NOTIFY_STATUS && arguments.templates.empty()) return show_all(context, arguments.json);
 
-    const Result<AttachmentPtr> attachment = attach(context);
-    Error error;
+    const std::string templates = fmt::format("{}", fmt::join(arguments.templates, ","));
     std::int64_t remaining_ms = 0;
-    if (!attachment) {
-        error = attachment.error();
-    } else if (const gcoalesce_code code =
-                   gcoalesce_notify(attachment->get(), action, templates.empty() ? nullptr : templates.c_str(), for_ms,
-                                    kPatienceMs, &remaining_ms);
-               code != GCOALESCE_OK) {
-        error = last_error(code);
-        if (code == GCOALESCE_TIMED_OUT) error.code = GCOALESCE_UNRESPONSIVE; // the patience was ours, not the user's
+    const Result<void> told = tell_broker(context, [&](gcoalesce_attachment* broker, std::int64_t timeout_ms) {
+        return gcoalesce_notify(broker, action, templates.empty() ? nullptr : templates.c_str(), for_ms, timeout_ms,
+                                &remaining_ms);
+    });
+    if (!told) {
+        report(told.error(), arguments.json);
+        context.exit = exit_code_of(told.error().code);
+    } else if (arguments.json) {
+        write_out(json_line(
+            {{"version", 1}, {"window", remaining_ms > 0 ? "open" : "closed"}, {"remaining_ms", remaining_ms}}));
     } else {
-        if (arguments.json) {
-            const nlohmann::ordered_json json{
-                {"version", 1}, {"window", remaining_ms > 0 ? "open" : "closed"}, {"remaining_ms", remaining_ms}};
-            write_out(json.dump() + "\n");
-        } else {
-            write_out(remaining_ms > 0 ? fmt::format("open for {}\n", format_duration(from_ms(remaining_ms)))
-                                       : "closed\n");
-        }
-        return;
+        write_out(window_words(from_ms(remaining_ms)) + "\n");
     }
-    report(error, arguments.json);
-    context.exit = exit_code_of(error.code);
 }
 
 } // namespace
@@ -81,7 +102,7 @@ void add_notify(CLI::App& app, Context& context) {
         ->required()
         ->check(CLI::IsMember({"on", "off", "status"}))
         ->type_name("on|off|status");
-    command->add_option("--for", arguments->duration, "how long (default: the broker's --window)")
+    command->add_option("--for", arguments->duration, "how long (default: the template's `window`)")
         ->type_name("DURATION");
     command->add_option("--template", arguments->templates, "of this template only (may be given again)")
         ->type_name("ID")

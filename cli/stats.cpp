@@ -104,6 +104,7 @@ nlohmann::ordered_json to_json(const Inspection& inspected) {
             {"help", counter.text.help.view()}};
     }
     for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
+        if (!segment.policy(i)) continue;
         const TemplateEntry& entry = segment.template_entry(i);
         const Nanos window = entry.window_until.load(std::memory_order_acquire) - now;
         json["templates"].push_back({{"id", template_name(segment, i)},
@@ -138,6 +139,7 @@ std::string to_text(const SegmentView& segment) {
                      {"P50", Align::right},
                      {"P99", Align::right}});
     for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
+        if (!segment.policy(i)) continue;
         const auto add = [&](const char* what, const Histogram& histogram) {
             const Latency latency = latency_of(histogram);
             if (latency.count == 0) {

@@ -7,9 +7,6 @@
 namespace gcoalesce {
 namespace {
 
-// Changes with every change of the encoding below or of canonical_request(): keys outlive a release in snapshots.
-constexpr std::string_view kEncoding = "gcoalesce key 1";
-
 bool allowed(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
            c == '_' || c == '/';
@@ -30,7 +27,7 @@ bool has_odd_segment(std::string_view path) {
 
 Key compute_key(const KeyParts& parts) {
     thread_local Sha256 hash; // setting one up costs more than hashing a short request
-    hash.field(kEncoding);
+    hash.field(kKeyEncoding);
     hash.field(parts.realm);
     hash.field(parts.template_id);
     hash.field(parts.template_revision);

@@ -12,6 +12,10 @@ namespace gcoalesce {
 
 constexpr std::string_view kDefaultTemplate = "default"; // of whole request bodies
 
+// The encoding's own name, its first field: changes with every change of the encoding or of canonical_request(), for
+// keys outlive a release in snapshots.
+constexpr std::string_view kKeyEncoding = "gcoalesce key 1";
+
 // All that decides whether two requests ask the same. Views: the caller keeps the texts.
 struct KeyParts {
     std::string_view realm = ""; // "": everyone shares
