@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/log.hpp"
-#include "segment/reader.hpp"
+#include "broker/rescue.hpp"
 
 namespace gcoalesce {
 namespace {
@@ -365,6 +365,7 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
                                            : AnswerChecking::none;
     opening.realm = request.realm;
     opening.individual_of = request.individual_of;
+    opening.kept = !request.no_store && of->settings->snapshots;
     opening.model = request.model;
     opening.request = *request.body;
     opening.request_digest = request.digest;
@@ -439,49 +440,26 @@ void Coalescer::end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for)
 // Puts an ended stream on disk, or notes that it will be gone once it leaves the segment.
 void Coalescer::keep(StreamRef stream, const Running& was) {
     const Slot& slot = store_.slot(stream.slot);
-    const SlotOpening opening = slot.opening.load();
-    const SlotEnding ending = slot.ending.load();
-    const std::uint64_t events = slot.committed.load(std::memory_order_relaxed);
-    const bool wanted = was.kept && was.settings->snapshots && events > 0;
+    const StreamId id = slot.opening.load().stream_id;
     if (snapshots_ == nullptr) {
-        gone_.insert(opening.stream_id);
-        gone_order_.push_back(opening.stream_id);
+        gone_.insert(id);
+        gone_order_.push_back(id);
         if (gone_order_.size() > kMostGone) {
             gone_.erase(gone_order_.front());
             gone_order_.pop_front();
         }
         return;
     }
-    if (!wanted) return snapshots_->remember_gone(opening.stream_id);
+    const bool wanted = was.kept && was.settings->snapshots && slot.committed.load(std::memory_order_relaxed) > 0;
+    std::optional<Snapshot> snapshot = wanted ? copy_stream(store_.view(), stream.slot, stream.identity) : std::nullopt;
+    if (!snapshot) return snapshots_->remember_gone(id);
     const Clock& clock = timers_.clock();
     const Nanos to_boottime = clock.boottime() - clock.monotonic();
-    Snapshot snapshot;
-    snapshot.facts.key = slot.key.load();
-    snapshot.facts.stream_id = opening.stream_id;
-    snapshot.facts.realm = opening.realm;
-    snapshot.facts.template_id = was.settings->id;
-    snapshot.facts.ended_boottime_ns = ending.ended_ns + to_boottime;
+    snapshot->facts.template_id = was.settings->id;
+    snapshot->facts.ended_boottime_ns = snapshot->ending.ended_ns + to_boottime;
     const Nanos fresh_until = slot.fresh_until.load(std::memory_order_relaxed);
-    snapshot.facts.fresh_until_boottime_ns = fresh_until == 0 ? 0 : fresh_until + to_boottime;
-    snapshot.method = static_cast<Method>(opening.method);
-    snapshot.model = opening.model.view();
-    snapshot.template_revision = opening.template_revision;
-    snapshot.opened_ns = opening.opened_ns;
-    snapshot.first_event_ns = slot.first_event_ns.load(std::memory_order_relaxed);
-    snapshot.opened_wall_ns = opening.opened_wall_ns;
-    snapshot.upstream_status = static_cast<std::int32_t>(slot.upstream_status.load(std::memory_order_relaxed));
-    snapshot.retries = slot.retries.load(std::memory_order_relaxed);
-    snapshot.ending = ending;
-    snapshot.request_bytes = opening.request_bytes;
-    snapshot.request_digest = opening.request_digest;
-    if (const std::byte* head = store_.view().extent_bytes(opening.request_offset, opening.request_kept)) {
-        snapshot.request_head.resize(opening.request_kept);
-        copy_out(snapshot.request_head.data(), head, opening.request_kept);
-    }
-    snapshot.events.resize(events);
-    StreamReader reader(store_.view(), stream.slot, stream.identity);
-    for (std::string& event : snapshot.events) reader.next(event);
-    snapshots_->save(std::move(snapshot), was.settings->snapshot_ttl);
+    snapshot->facts.fresh_until_boottime_ns = fresh_until == 0 ? 0 : fresh_until + to_boottime;
+    snapshots_->save(std::move(*snapshot), was.settings->snapshot_ttl);
 }
 
 void Coalescer::beat() {

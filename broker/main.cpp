@@ -4,7 +4,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
-#include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 #include <curl/curl.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -28,6 +28,7 @@
 #include "broker/control.hpp"
 #include "broker/curl_upstream.hpp"
 #include "broker/exit_codes.hpp"
+#include "broker/rescue.hpp"
 #include "broker/snapshots.hpp"
 #include "broker/store.hpp"
 
@@ -56,13 +57,6 @@ std::string holder_of(int lock) {
     return holder.empty() ? "?" : holder; // one that cannot be seen lives in another pid namespace
 }
 
-// Removes our file, and not one of that name that another broker made after ours had been deleted.
-void unlink_own(const std::string& path, const struct stat& ours) {
-    struct stat found {};
-    if (::lstat(path.c_str(), &found) == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino)
-        ::unlink(path.c_str());
-}
-
 // The instance's lock file: who holds its lock is the broker. It is never unlinked, so that two brokers cannot hold
 // locks on two files of one name.
 Result<UniqueFd> take_instance(const Instance& instance) {
@@ -77,30 +71,6 @@ Result<UniqueFd> take_instance(const Instance& instance) {
     if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0)
         return fail_errno(GCOALESCE_IO, "cannot write " + instance.lock_path());
     return lock;
-}
-
-// A segment of a broker that died goes; one whose broker lives, though its lock file was deleted, stays.
-Result<void> clear_old_segment(const Instance& instance, const std::string& name) {
-    const UniqueFd old(::shm_open(name.c_str(), O_RDONLY | O_CLOEXEC, 0));
-    if (!old) {
-        if (errno == ENOENT) return {};
-        return fail_errno(GCOALESCE_FOREIGN, "cannot open the old segment /dev/shm" + name);
-    }
-    struct stat file {};
-    if (::fstat(old.get(), &file) != 0 || file.st_uid != ::geteuid())
-        return fail(GCOALESCE_FOREIGN, "/dev/shm{} belongs to uid {}, not to this broker: remove it", name,
-                    file.st_uid);
-    const std::optional<bool> held = broker_lock_held(old.get());
-    if (held != false) {
-        Header header{};
-        const bool known = ::pread(old.get(), static_cast<void*>(&header), sizeof header, 0) == sizeof header &&
-                           header.prefix.magic == kMagic && header.prefix.layout_major == kLayoutMajor;
-        return fail(GCOALESCE_BUSY, "another broker (pid {}) still serves instance \"{}\" in {}",
-                    known ? std::to_string(header.broker_pid) : "?", instance.name, instance.runtime_dir);
-    }
-    log(LogLevel::warning, "the previous broker of instance \"{}\" died; its segment is replaced", instance.name);
-    boost::interprocess::shared_memory_object::remove(name.c_str());
-    return {};
 }
 
 Result<UniqueFd> listener(const Instance& instance) {
@@ -138,16 +108,21 @@ class Broker {
         Result<UniqueFd> lock = take_instance(config_.instance);
         if (!lock) return stop_because(lock.error());
         const std::string name = config_.instance.segment_name(::geteuid());
-        if (const Result<void> cleared = clear_old_segment(config_.instance, name); !cleared)
-            return stop_because(cleared.error());
+        Result<std::optional<DeadSegment>> dead = DeadSegment::find(config_.instance, name);
+        if (!dead) return stop_because(dead.error());
         Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
         if (!key) return stop_because(key.error());
 
         Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
         if (!templates) return stop_because(templates.error());
 
-        Result<CreatedSegment> segment = create_segment(name, config_.memory);
+        if (const Result<void> opened = open_snapshots(); !opened) return stop_because(opened.error());
+        // Once nothing can be wrong any more but the room in /dev/shm: until then it is there to be looked at.
+        if (*dead) (*dead)->rescue(snapshots_.get(), timers_.clock());
+        Result<CreatedSegment> segment =
+            *dead ? (*dead)->replace(config_.memory, timers_.clock()) : create_segment(name, config_.memory);
         if (!segment) return stop_because(segment.error());
+        dead->reset();
         struct stat ours {};
         ::fstat(segment->fd.get(), &ours);
         const int code = serve(name, *segment, *key, *templates);
@@ -156,6 +131,19 @@ class Broker {
     }
 
   private:
+    Result<void> open_snapshots() {
+        if (config_.state_dir.empty()) return {};
+        SnapshotOptions kept;
+        kept.directory = config_.state_dir;
+        kept.instance = config_.instance.name;
+        kept.max_bytes = config_.snapshot_bytes;
+        Result<std::unique_ptr<Snapshots>> opened = Snapshots::open(
+            kept, timers_, [this](std::function<void()> run) { boost::asio::post(loop_, std::move(run)); });
+        if (!opened) return tl::unexpected(opened.error());
+        snapshots_ = std::move(*opened);
+        return {};
+    }
+
     int serve(const std::string& name, const CreatedSegment& segment, const std::optional<ApiKey>& key,
               const std::vector<TemplateSettings>& templates) {
         Result<std::unique_ptr<Store>> store =
@@ -180,16 +168,6 @@ class Broker {
         upstream_ = upstream->get();
         if (key) upstream_->set_key(*key);
         const bool key_missing = upstream_->needs_key();
-        if (!config_.state_dir.empty()) {
-            SnapshotOptions kept;
-            kept.directory = config_.state_dir;
-            kept.instance = config_.instance.name;
-            kept.max_bytes = config_.snapshot_bytes;
-            Result<std::unique_ptr<Snapshots>> opened = Snapshots::open(
-                kept, timers_, [this](std::function<void()> run) { boost::asio::post(loop_, std::move(run)); });
-            if (!opened) return stop_because(opened.error());
-            snapshots_ = std::move(*opened);
-        }
         Coalescer coalescer(*store_, *upstream_, timers_, snapshots_.get(), templates, config_.producer,
                             config_.limits);
         coalescer.set_key_missing(key_missing);

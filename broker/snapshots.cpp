@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <fstream>
 #include <iterator>
 #include <mutex>
 #include <system_error>
@@ -327,10 +326,7 @@ class Snapshots::Disk {
 // ---- the event loop's side -----------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Snapshots>> Snapshots::open(SnapshotOptions options, Timers& timers, Post post) {
-    if (options.boot_id.empty()) {
-        std::ifstream file("/proc/sys/kernel/random/boot_id");
-        std::getline(file, options.boot_id);
-    }
+    if (options.boot_id.empty()) options.boot_id = boot_id();
     std::unique_ptr<Snapshots> snapshots(new Snapshots(std::move(options), timers));
     const Nanos wait = snapshots->options_.open_within;
     snapshots->disk_ = std::make_unique<Disk>(snapshots->options_, std::move(post), *snapshots);

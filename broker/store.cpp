@@ -194,7 +194,7 @@ Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions&
     header.broker_start_ticks = start_ticks();
     header.created_wall_ns = clock.wall();
     header.created_boottime_ns = clock.boottime();
-    header.boot_id.assign(first_line_of("/proc/sys/kernel/random/boot_id"));
+    header.boot_id.assign(boot_id());
     header.instance.assign(options.instance);
     header.version.assign(GCOALESCE_VERSION);
 
@@ -471,6 +471,7 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     s.subscribers.store(0, std::memory_order_release);
     s.upstream_status.store(0, std::memory_order_release);
     s.joins.store(0, std::memory_order_release);
+    s.ephemeral.store(opening.kept ? 0 : 1, std::memory_order_release);
     s.evicted.store(0, std::memory_order_release);
     s.state.store(static_cast<std::uint32_t>(SlotState::in_flight), std::memory_order_release);
 
@@ -734,6 +735,7 @@ void Store::drop(StreamRef stream) {
     if (!holds(stream)) return;
     close_to_joiners(stream);
     private_[stream.slot].dropped = true;
+    slot(stream).ephemeral.store(1, std::memory_order_release);
     count(Counter::streams_purged);
     log(LogKind::purged, 0, stream);
     retire(stream); // else with its last reader

@@ -45,6 +45,7 @@ struct StreamOpening {
     AnswerChecking checking = AnswerChecking::none;
     std::uint64_t realm = 0;
     StreamId individual_of = 0;
+    bool kept = true; // may outlive the segment, on disk
     std::string_view model;
     std::string_view request; // the body; its first 4 KiB are kept for people who look at the stream
     Key request_digest{};

@@ -1,6 +1,7 @@
 #include "base/clock.hpp"
 
 #include <ctime>
+#include <fstream>
 
 namespace gcoalesce {
 namespace {
@@ -23,6 +24,13 @@ class SystemClock final : public Clock {
 const Clock& system_clock() {
     static const SystemClock clock;
     return clock;
+}
+
+std::string boot_id() {
+    std::string line;
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::getline(file, line);
+    return line;
 }
 
 } // namespace gcoalesce

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace gcoalesce {
 
@@ -28,5 +29,8 @@ class Clock {
 
 // The machine's clocks. Thread-safe, lives for ever.
 const Clock& system_clock();
+
+// The kernel's name for this boot (random(4)): monotonic and boot times are comparable under one such name only.
+std::string boot_id();
 
 } // namespace gcoalesce

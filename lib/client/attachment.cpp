@@ -122,6 +122,7 @@ void Attachment::turn(Nanos now) {
     if (link_) exchange(now);
     // Pins no longer count: the next request attaches anew. After reading, for a goodbye may say more.
     if (link_ && session_->lane().revoked()) lose_link(now);
+    if (!link_ && session_) let_go();
     if (!link_ && (first_ || !pending_.empty())) try_attach(now);
     if (link_ || trouble_.code == GCOALESCE_OK) return;
     std::vector<std::shared_ptr<Pending>> given_up;
@@ -250,6 +251,19 @@ void Attachment::close_link() {
     current_.reset();
 }
 
+// Without a connection the session is kept for what subscriptions still read in it, as long as its broker lives: the
+// next broker may need the memory.
+void Attachment::let_go() {
+    if (subscriptions.load(std::memory_order_relaxed) > 0 && session_->look() == Session::Fate::alive) return;
+    unwatch_wake();
+    session_.reset();
+}
+
+void Attachment::unwatch_wake() {
+    if (watched_wake_ >= 0) ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
+    watched_wake_ = -1;
+}
+
 // The connection is over; what was asked over it is asked again over the next one.
 void Attachment::lose_link(Nanos now) {
     close_link();
@@ -304,7 +318,7 @@ void Attachment::install(AttachTry::Attached attached) {
     attempt_.reset();
     unanswered_ = 0;
     trouble_.code = GCOALESCE_OK;
-    if (watched_wake_ >= 0) ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
+    unwatch_wake();
     session_ = std::move(attached.session);
     link_.emplace(std::move(attached.link));
     watched_wake_ = session_->wake_fd();
@@ -481,8 +495,10 @@ void Attachment::dispatch() {
     const Nanos present = now();
     drain_wake();
     turn(present);
-    session_->look();
-    session_->lane().ask();
+    if (session_) {
+        session_->look();
+        session_->lane().ask();
+    }
     const bool busy = subscriptions.load(std::memory_order_relaxed) > 0 || !pending_.empty();
     const Nanos due = pending_.empty() ? present + kSlice : std::max(next_step(present), present + kMillisecond);
     // A system call only where the timer has expired or would come too late: not with every event.
@@ -497,9 +513,7 @@ void Attachment::drain_wake() {
     char bytes[16];
     const ssize_t got = ::recv(watched_wake_, bytes, sizeof bytes, MSG_DONTWAIT);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) return;
-    // The broker's end is gone, which would be readable for ever.
-    ::epoll_ctl(loop_poll_.get(), EPOLL_CTL_DEL, watched_wake_, nullptr);
-    watched_wake_ = -1;
+    unwatch_wake(); // the broker's end is gone, which would be readable for ever
 }
 
 // ---- ending --------------------------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ class Attachment {
     void drain_wake();
     void make_readable();
     void close_link();
+    void let_go();
+    void unwatch_wake();
 
     const Instance instance_;
     const std::string client_name_;
@@ -130,7 +132,7 @@ class Attachment {
     UniqueFd timer_;
 
     std::mutex mutex_;
-    std::shared_ptr<Session> session_; // the latest one
+    std::shared_ptr<Session> session_; // the latest one; null: none, or let go
     std::optional<Link> link_;         // its control connection, while it lasts
     std::optional<AttachTry> attempt_;
     Error trouble_{GCOALESCE_OK, {}, 0}; // why the last try failed

@@ -75,17 +75,18 @@ std::optional<TemplatePolicy> Session::policy(std::string_view template_id) {
     return std::nullopt;
 }
 
-Session::Fate Session::look() {
+Session::Fate Session::look(bool certain) {
     const Fate known = fate();
     if (known != Fate::alive) return known;
     const Header& header = view().header();
     const Nanos now = coarse_now();
     const bool closed = header.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(BrokerState::closed);
-    if (!closed && !suspected_.load(std::memory_order_acquire) &&
+    if (!certain && !closed && !suspected_.load(std::memory_order_acquire) &&
         now - header.heartbeat_ns.load(std::memory_order_acquire) <= kHeartbeatDoubtful)
         return Fate::alive;
     Nanos asked = asked_kernel_.load(std::memory_order_relaxed);
-    if (!closed && (now - asked < kAskKernelEvery || !asked_kernel_.compare_exchange_strong(asked, now))) return fate();
+    if (!certain && !closed && (now - asked < kAskKernelEvery || !asked_kernel_.compare_exchange_strong(asked, now)))
+        return fate();
     switch (segment_.liveness(now)) {
     case Liveness::closed: fate_.store(Fate::closed, std::memory_order_release); break;
     case Liveness::dead: fate_.store(Fate::dead, std::memory_order_release); break;

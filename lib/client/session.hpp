@@ -33,8 +33,8 @@ class Session {
     std::optional<TemplatePolicy> policy(std::string_view template_id);
 
     // Looks whether the broker still lives. Costs a few loads as long as its heart beats and nobody suspects it, and a
-    // system call every 50 ms at most otherwise.
-    Fate look();
+    // system call every 50 ms at most otherwise. certain: in any case what the kernel says at this moment.
+    Fate look(bool certain = false);
     Fate fate() const { return fate_.load(std::memory_order_acquire); }   // what looks have found so far
     void suspect() { suspected_.store(true, std::memory_order_release); } // the control connection has ended
 

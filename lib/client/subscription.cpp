@@ -157,6 +157,7 @@ Code Subscription::settle(Nanos timeout, Nanos deadline) {
     const std::shared_ptr<Pending> answered = std::move(pending_);
     pending_.reset();
     if (answered->refusal.code != GCOALESCE_OK) {
+        if (seen_) return cut_off(answered->refusal.message);
         ending_.kind = GCOALESCE_FAILED;
         ending_.code = answered->refusal.code;
         ending_.retry_ms = answered->refusal.retry_ms;
@@ -215,9 +216,11 @@ Code Subscription::next(Nanos timeout, bool copy, gcoalesce_event& event) {
                 continue;
             }
             // A new broker took the dead one's memory back, and has on disk what stood there.
-            if (gone) {
-                wishes_.resume = stream_id_;
-                wishes_.resume_after = reader_.events_read();
+            if (gone || session_->look(true) != Session::Fate::alive) {
+                if (seen_) {
+                    wishes_.resume = stream_id_;
+                    wishes_.resume_after = reader_.events_read();
+                }
                 ask(true);
                 continue;
             }
@@ -249,6 +252,8 @@ Code Subscription::finish(Code code, std::string why) {
     over_ = code;
     why_ = std::move(why);
     request_.reset();
+    // The memory of a broker that is gone is not held longer than it is read.
+    if (session_ && session_->fate() != Session::Fate::alive) unpin();
     return code;
 }
 
@@ -294,6 +299,16 @@ Code Subscription::interrupted() {
     ending_.event_bytes = slot.committed_bytes.load(std::memory_order_acquire);
     put(ending_.message, sizeof ending_.message,
         died ? "the broker died in the midst of the answer" : "the broker shut down in the midst of the answer");
+    return finish(GCOALESCE_END, ending_.message);
+}
+
+// The broker died after some of the answer was read, and the next one does not have the rest.
+Code Subscription::cut_off(const std::string& why) {
+    ending_.kind = GCOALESCE_INTERRUPTED;
+    ending_.code = GCOALESCE_BROKER_DEAD;
+    ending_.events = wishes_.resume_after;
+    stream_id_ = wishes_.resume;
+    put(ending_.message, sizeof ending_.message, "the broker died, and the rest of the answer cannot be had: " + why);
     return finish(GCOALESCE_END, ending_.message);
 }
 

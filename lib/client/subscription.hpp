@@ -46,6 +46,7 @@ class Subscription {
     Code finish(Code code, std::string why);
     Code conclude();
     Code interrupted();
+    Code cut_off(const std::string& why);
     bool may_ask_again() const;
 
     const std::shared_ptr<Attachment> attachment_;

@@ -297,6 +297,8 @@ struct alignas(64) Slot {
     Record<Key> key; // stored while the slot is closed, before it is opened
     Record<SlotOpening> opening;
     Record<SlotEnding> ending;
+
+    Shared<std::uint32_t> ephemeral; // 1: must not outlive the segment: nobody may put it on disk
 };
 
 constexpr std::uint64_t kClosedToJoiners = 1;
@@ -460,6 +462,7 @@ constexpr std::uint64_t kFingerprint = fingerprint_of({kLayoutMajor,
                                                        offsetof(Slot, key),
                                                        offsetof(Slot, opening),
                                                        offsetof(Slot, ending),
+                                                       offsetof(Slot, ephemeral),
                                                        offsetof(SlotOpening, realm),
                                                        offsetof(SlotOpening, model),
                                                        offsetof(SlotEnding, message),

@@ -25,13 +25,16 @@ struct Mappable {
     bip::mapping_handle_t get_mapping_handle() const { return handle; }
 };
 
-tl::unexpected<Error> translate(const bip::interprocess_exception& error, const std::string& what) {
-    const int native = error.get_native_error();
+tl::unexpected<Error> translate(int native, const std::string& what) {
     Code code = GCOALESCE_IO;
     if (native == ENOENT) code = GCOALESCE_ABSENT;
     if (native == EACCES || native == EPERM) code = GCOALESCE_NO_PERMISSION;
     if (native == ELOOP) code = GCOALESCE_FOREIGN;
     return fail(code, "{}: {}", what, std::generic_category().message(native));
+}
+
+tl::unexpected<Error> translate(const bip::interprocess_exception& error, const std::string& what) {
+    return translate(error.get_native_error(), what);
 }
 
 // shared_memory_object owns its descriptor; ours lives on by itself, on the same open file description.
@@ -237,19 +240,17 @@ Result<OpenSegment> open_segment(const Instance& instance) {
     }
     const std::string name = instance.segment_name(owner.st_uid);
     const std::string what = "/dev/shm" + name;
-    try {
-        const bip::shared_memory_object object(bip::open_only, name.c_str(), bip::read_only);
-        return map_checked(descriptor_of(object), owner.st_uid, what);
-    } catch (const bip::interprocess_exception& error) {
-        tl::unexpected<Error> failure = translate(error, "cannot open " + what);
-        if (failure.value().code == GCOALESCE_ABSENT)
-            failure.value().message = fmt::format("no broker of instance \"{}\" runs in {} ({} does not exist): start "
-                                                  "gcoalesced",
-                                                  instance.name, instance.runtime_dir, what);
-        if (failure.value().code == GCOALESCE_NO_PERMISSION)
-            failure.value().message += ": be a member of the broker's group (usually gcoalesce) and log in again";
-        return failure;
-    }
+    // Not by shm_open, which a FIFO that somebody has put there would keep waiting.
+    UniqueFd fd(::open(what.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (fd) return map_checked(std::move(fd), owner.st_uid, what);
+    tl::unexpected<Error> failure = translate(errno, "cannot open " + what);
+    if (failure.value().code == GCOALESCE_ABSENT)
+        failure.value().message = fmt::format("no broker of instance \"{}\" runs in {} ({} does not exist): start "
+                                              "gcoalesced",
+                                              instance.name, instance.runtime_dir, what);
+    if (failure.value().code == GCOALESCE_NO_PERMISSION)
+        failure.value().message += ": be a member of the broker's group (usually gcoalesce) and log in again";
+    return failure;
 }
 
 Result<OpenSegment> adopt_segment(UniqueFd fd, unsigned expected_uid) {

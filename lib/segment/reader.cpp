@@ -24,7 +24,9 @@ ReadStatus StreamReader::locate() {
         if (!same_stream()) return ReadStatus::lost;
         return state == SlotState::ended ? ReadStatus::end : ReadStatus::nothing;
     }
-    for (;;) {
+    // Before any of it is touched, and again after the copy: a new broker may have taken the memory back.
+    if (!valid()) return ReadStatus::lost;
+    for (bool moved = false;; moved = true) {
         if (extent_ == 0) {
             extent_ = slot_->first_extent.load(std::memory_order_acquire);
             within_ = 0;
@@ -45,8 +47,8 @@ ReadStatus StreamReader::locate() {
             }
         }
         const std::uint64_t next = extent->next.load(std::memory_order_acquire);
-        // A recycled chain could be a circle of empty extents; a live one never links back.
-        if (next == 0 || !valid()) return ReadStatus::lost;
+        // Every extent has an event; a chain of empty ones is a recycled one, and may be a circle.
+        if (next == 0 || moved) return ReadStatus::lost;
         extent_ = next;
         within_ = 0;
     }

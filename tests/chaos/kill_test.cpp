@@ -222,6 +222,53 @@ TEST_CASE("case 29: a forked child that uses its parent's handles and exits leav
     CHECK(parent.wait() == 0);
 }
 
+TEST_CASE("case 27: a client that was stopped past its eviction learns it, harms no newer stream, and is served anew") {
+    const Sim sim;
+    const ScratchInstance instance;
+    const Broker broker(
+        *instance, sim.url(),
+        {"--memory", "4MiB", "--streams", "16", "--stall-timeout", "1s", "--linger", "100ms", "--ttl-idle", "1ms"});
+    const auto large = [](const std::string& name) { return Ask{"[sim size=50KiB,events=20] " + name}; };
+    Child stopped([&](Line& line) {
+        const Attachment attachment = attach(*instance);
+        Reader reader(attachment, large("stopped"));
+        reader.read(1);
+        line.tell(reader.seen());
+        line.tell(reader.read_to_end());
+        line.tell(Reader(attachment, large("anew")).read_to_end());
+        line.hear();
+    });
+    stopped.line().hear<Seen>();
+    REQUIRE(eventually([&] { return broker.counted(Counter::streams_complete) == 1; }));
+    stopped.stop();
+    Child others([&](Line& line) { // need the memory, and later the slots
+        const Attachment attachment = attach(*instance);
+        std::uint64_t whole = 0;
+        for (int i = 0; broker.counted(Counter::streams_evicted) == 0; ++i)
+            whole += Reader(attachment, large("other " + std::to_string(i))).read_to_end().complete() ? 1 : 0;
+        for (int i = 0; i < 32; ++i)
+            whole += Reader(attachment, large("more " + std::to_string(i))).read_to_end().complete() ? 1 : 0;
+        line.tell(whole);
+        line.hear();
+        Reader reading(attachment, large("last"));
+        line.tell(reading.read_to_end());
+    });
+    CHECK(others.line().hear<std::uint64_t>() >= 32);
+    CHECK(broker.counted(Counter::streams_evicted) > 0);
+    stopped.signal(SIGCONT);
+    const auto seen = stopped.line().hear<Seen>();
+    CHECK(seen.code == GCOALESCE_EVICTED);
+    CHECK(seen.misplaced == 0);
+    CHECK(stopped.line().hear<Seen>().complete());
+    others.line().tell();
+    CHECK(others.line().hear<Seen>().complete());
+    stopped.line().tell();
+    CHECK(stopped.wait() == 0);
+    CHECK(others.wait() == 0);
+    CHECK(eventually([&] { return is_empty(broker, broker.extents_free()); }));
+    CHECK(broker.counted(Counter::lanes_revoked) == 0);
+}
+
 TEST_CASE("case 31: a broker that is told to stop lets its clients read what they have, and signals none") {
     const Sim sim;
     const ScratchInstance instance;

@@ -10,13 +10,12 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <functional>
-#include <sched.h>
-#include <sys/mount.h>
 #include <system_error>
 #include <unistd.h>
 
 #include "broker/exit_codes.hpp"
 #include "tests/chaos/client.hpp"
+#include "tests/chaos/own_shm.hpp"
 #include "tests/support/broker.hpp"
 #include "tests/support/sim.hpp"
 
@@ -24,15 +23,6 @@ using namespace gcoalesce;
 using namespace gcoalesce::test;
 
 namespace {
-
-// True: this process has a /dev/shm of its own, so large. False: it is not allowed to.
-bool own_shm(const char* size) {
-    if (::unshare(CLONE_NEWNS) != 0) return false;
-    if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("tmpfs", "/dev/shm", "tmpfs", 0, size) != 0)
-        throw std::system_error(errno, std::generic_category(), "mount");
-    return true;
-}
 
 // Fills /dev/shm to the last page.
 void fill_shm() {

@@ -1047,6 +1047,47 @@ TEST_CASE("T81: when the broker is killed, a reader reads what is there and lear
     CHECK(whole.ending()->kind == GCOALESCE_COMPLETE);
 }
 
+TEST_CASE("the memory of a broker that is gone is let go of once nothing is left to read in it") {
+    const ScratchInstance where;
+    FakeBroker broker(*where);
+    client::Attachment attachment = attached_to(where);
+    const auto mapped = [&] { // read-only: the broker in this process has it too
+        std::ifstream maps("/proc/self/maps");
+        int count = 0;
+        for (std::string line; std::getline(maps, line);)
+            count += line.find(where.segment_name()) != std::string::npos && line.find(" r--s ") != std::string::npos;
+        return count;
+    };
+    REQUIRE(mapped() == 1);
+    attachment.fd();
+    client::Event event;
+    SECTION("by an idle client, when it next looks") {
+        broker.die();
+    }
+    SECTION("by its readers, each at its end") {
+        client::Subscription whole, half;
+        const StreamRef ended = started(broker, attachment, "whole", whole);
+        publish(broker, ended, "1");
+        finish(broker, ended);
+        publish(broker, started(broker, attachment, "half", half), "1");
+        REQUIRE(half.next(kWatchdog, event) == GCOALESCE_OK);
+        broker.die();
+        while (half.next(kWatchdog, event) != GCOALESCE_END) {
+        }
+        CHECK(mapped() == 1); // one of them may go on reading
+        CHECK(read_all(whole) == std::vector<std::string>{"1"});
+        CHECK(whole.ending()->kind == GCOALESCE_COMPLETE);
+        CHECK(whole.next(0ms, event) == GCOALESCE_END);
+        CHECK_FALSE(whole.valid());
+        REQUIRE(attachment.dispatch() == GCOALESCE_OK);
+        CHECK(mapped() == 0);
+        return;
+    }
+    REQUIRE(attachment.dispatch() == GCOALESCE_OK);
+    while (mapped() != 0 && readable(attachment.fd(), kWatchdog)) REQUIRE(attachment.dispatch() == GCOALESCE_OK);
+    CHECK(mapped() == 0);
+}
+
 TEST_CASE("31: a broker that shuts down in the midst of a stream is told from one that died") {
     const ScratchInstance where;
     FakeBroker broker(*where);

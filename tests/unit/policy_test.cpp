@@ -682,6 +682,37 @@ TEST_CASE("the window outlives the broker") {
     CHECK(coalescer.window_remaining({"default"}) == 0);
 }
 
+TEST_CASE("T92: an hour's step of the wall clock, forth or back, changes no freshness, no linger and no window") {
+    const Nanos step = GENERATE(3600, -3600) * kSecond;
+    TemplateSettings of;
+    of.ttl_idle = 10 * kSecond;
+    World world({of}, true);
+    REQUIRE(world.coalescer->notify_on({}, 40 * kSecond));
+    const auto first = world.ask('a');
+    world.clock.step_wall(step); // in its flight
+    CHECK(world.ask('a')->status() == GCOALESCE_JOINED);
+    world.lane.unpin(first->answer().stream.slot);
+    world.last().answer({"x"});
+    const StreamId id = first->answer().stream_id;
+    world.clock.step_wall(-2 * step); // and when it is over
+    CHECK(world.ask('a')->status() == GCOALESCE_FRESH);
+    world.lane.unpin(first->answer().stream.slot);
+    world.leave(*first);
+    CHECK(to_ms(world.coalescer->window_remaining({}).value()) == 40'000);
+    world.clock.step_wall(step);
+    world.pass(29'900 * kMillisecond);
+    CHECK(world.store.streams_in_use() == 1); // nothing is lost
+    CHECK(to_ms(world.coalescer->window_remaining({}).value()) == 10'100);
+    world.pass(200 * kMillisecond);
+    CHECK(world.store.streams_in_use() == 0); // nothing is immortal
+    CHECK(world.snapshots->known(id) == Snapshots::Known::here);
+    CHECK(world.ask('a')->status() == GCOALESCE_STARTED);
+    world.last().answer({"y"});
+    world.pass(600 * kSecond);
+    CHECK(world.snapshots->known(id) == Snapshots::Known::gone);
+    CHECK(world.coalescer->window_remaining({}) == 0);
+}
+
 // ---- reloading -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("a reload keeps what has not changed, closes what has, and refuses what it cannot place") {
