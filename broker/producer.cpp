@@ -85,6 +85,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     void start_try() {
         if (++tries > 1) store.count_retry(stream);
         store.count(Counter::upstream_calls);
+        store.count(store.opening(stream).template_index, TemplateCounter::upstream_calls);
         reader.reset();
         retry_after_ms = 0;
         empty = true;

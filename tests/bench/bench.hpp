@@ -34,10 +34,10 @@ class Samples {
 // One line of the table. figures: what was seen; verdict: the ratio beside its target.
 void report(const std::string& name, const std::string& figures, const std::string& verdict);
 
-// A private broker before a private sim.
+// A private broker before a private sim. template_file: the text of a template with the id "bench"; empty: none.
 class Setup {
   public:
-    explicit Setup(const std::vector<std::string>& broker_arguments = {});
+    explicit Setup(const std::vector<std::string>& broker_arguments = {}, const std::string& template_file = "");
     ~Setup();
     test::Sim sim;
     std::string runtime_dir;

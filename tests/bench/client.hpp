@@ -24,14 +24,29 @@ class Client {
 
     gcoalesce_attachment* attachment() const { return attachment_; }
     gcoalesce_subscription* open(const std::string& body) const {
-        const gcoalesce_request request{sizeof request, "gemini-2.5-flash", body.data(), body.size(), 1,
-                                        GCOALESCE_SHARE};
+        gcoalesce_request request{};
+        request.model = "gemini-2.5-flash";
+        return open(request, body);
+    }
+    // A template's answer for these variables, a JSON object.
+    gcoalesce_subscription* open(const char* template_id, const std::string& variables) const {
+        gcoalesce_request request{};
+        request.template_id = template_id;
+        return open(request, variables);
+    }
+
+  private:
+    gcoalesce_subscription* open(gcoalesce_request request, const std::string& body) const {
+        request.size = sizeof request;
+        request.body = body.data();
+        request.body_bytes = body.size();
+        request.stream = 1;
+        request.sharing = GCOALESCE_SHARE;
         gcoalesce_subscription* subscription = nullptr;
         check(gcoalesce_open(attachment_, &request, &subscription));
         return subscription;
     }
 
-  private:
     gcoalesce_attachment* attachment_ = nullptr;
 };
 

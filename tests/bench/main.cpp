@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
+#include <fstream>
 #include <map>
 #include <stdexcept>
 #include <stdlib.h>
@@ -17,13 +18,19 @@ void report(const std::string& name, const std::string& figures, const std::stri
     std::fflush(stdout);
 }
 
-Setup::Setup(const std::vector<std::string>& broker_arguments) {
+Setup::Setup(const std::vector<std::string>& broker_arguments, const std::string& template_file) {
     char directory[] = "/tmp/gcoalesce-bench-XXXXXX";
     if (::mkdtemp(directory) == nullptr) throw std::runtime_error("no temporary directory");
     runtime_dir = directory;
     std::vector<std::string> argv{GCOALESCED, "--runtime-dir", runtime_dir, "--upstream",
                                   sim.url(),  "--log-level",   "error"};
     argv.insert(argv.end(), broker_arguments.begin(), broker_arguments.end());
+    if (!template_file.empty()) {
+        const std::filesystem::path templates = std::filesystem::path(runtime_dir) / "templates";
+        std::filesystem::create_directory(templates);
+        std::ofstream(templates / "bench.json") << template_file;
+        argv.insert(argv.end(), {"--templates", templates.string()});
+    }
     broker = std::make_unique<test::Process>(argv);
     gcoalesce_attach_options options{sizeof options, nullptr, runtime_dir.c_str(), "bench"};
     gcoalesce_attachment* attachment = nullptr;
