@@ -345,9 +345,10 @@ TEST_CASE("the broker's refusals have exit codes of their own") {
           nlohmann::json({{"code", "busy"}, {"message", "said so"}, {"retry_ms", 2000}}));
 }
 
-TEST_CASE("16b: ask and notify without a broker, without permission and with another version end at once") {
+TEST_CASE(
+    "16b: ask, notify, cancel and purge without a broker, without permission and with another version end at once") {
     for (const std::vector<std::string>& arguments :
-         {std::vector<std::string>{"ask", "Hi."}, std::vector<std::string>{"notify", "status"}}) {
+         {std::vector<std::string>{"ask", "Hi."}, {"notify", "on"}, {"cancel", "abcd"}, {"purge", "abcd"}}) {
         const ScratchInstance nobody;
         const Ran absent = run(command(*nobody, arguments));
         CHECK(absent.code == 3);
@@ -484,14 +485,14 @@ TEST_CASE("notify opens, closes and tells the window, as often as one likes") {
         CHECK(ran.json()["window"] == (ran.json()["remaining_ms"] > 0 ? "open" : "closed"));
         return ran.json()["remaining_ms"];
     };
-    CHECK(remaining({"status"}) == 0);
-    CHECK(world.run({"notify", "status"}).out == "closed\n");
+    CHECK(remaining({"status", "--template", "default"}) == 0);
+    CHECK(world.run({"notify", "status", "--template", "default"}).out == "closed\n");
     const std::int64_t usual = remaining({"on"});
     CHECK(usual > 3'500'000);
     CHECK(usual <= 3'600'000);
     CHECK(remaining({"on", "--for", "1min"}) > 3'400'000); // the later of both
     CHECK(remaining({"on", "--for", "2h"}) > 7'000'000);
-    CHECK(remaining({"status"}) > 7'000'000);
+    CHECK(remaining({"status", "--template", "default"}) > 7'000'000);
     CHECK(world.run({"notify", "on"}).out.starts_with("open for "));
     CHECK(remaining({"off"}) == 0);
     CHECK(remaining({"off"}) == 0);

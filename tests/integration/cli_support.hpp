@@ -101,4 +101,26 @@ class TemporaryFile {
     std::string path_;
 };
 
+// Of template files, until the object goes.
+class TemplateDirectory {
+  public:
+    TemplateDirectory() {
+        std::string path = (std::filesystem::temp_directory_path() / "gcoalesce-test-XXXXXX").string();
+        if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp");
+        path_ = path;
+    }
+    ~TemplateDirectory() { std::filesystem::remove_all(path_); }
+    TemplateDirectory(const TemplateDirectory&) = delete;
+    TemplateDirectory& operator=(const TemplateDirectory&) = delete;
+
+    std::string write(const std::string& name, const std::string& text) const {
+        std::ofstream(path_ / name) << text;
+        return (path_ / name).string();
+    }
+    std::string path() const { return path_.string(); }
+
+  private:
+    std::filesystem::path path_;
+};
+
 } // namespace gcoalesce::test
