@@ -247,7 +247,10 @@ TEST_CASE("T71: a request that arrives while the call is being cancelled gets a 
     }
     INFO(anew << " started anew, " << joined << " joined");
     CHECK(eventually([&] { return stage.counted("in_flight") == 0; }));
-    CHECK(stage.counted("aborted") == static_cast<std::int64_t>(stage.broker().counted(Counter::streams_cancelled)));
+    // Those that were cancelled, and no others, had to be asked anew; some had sent all that they had by then.
+    CHECK(stage.broker().counted(Counter::streams_cancelled) == static_cast<std::uint64_t>(anew));
+    CHECK(stage.counted("aborted") <= anew);
+    CHECK(stage.counted("aborted") > 0);
     CHECK(anew > 0);
     CHECK(joined > 0);
 }
