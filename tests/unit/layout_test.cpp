@@ -110,6 +110,7 @@ std::set<std::string> layout_of_the_code() {
     GCOALESCE_FIELD(Slot, key);
     GCOALESCE_FIELD(Slot, opening);
     GCOALESCE_FIELD(Slot, ending);
+    GCOALESCE_FIELD(Slot, ephemeral);
     GCOALESCE_STRUCT(SlotOpening);
     GCOALESCE_FIELD(SlotOpening, stream_id);
     GCOALESCE_FIELD(SlotOpening, template_index);
