@@ -468,10 +468,11 @@ void Snapshots::save(Snapshot snapshot, Nanos ttl) {
             });
         pending.saves.push_back(save);
         queue.add(save);
-        std::uint64_t bytes = queue.bytes;
-        for (auto at = pending.saves.begin(); at != pending.saves.end() && bytes > options_.queue_bytes; ++at) {
-            bytes -= at->cost;
-            dropped.push_back(at->snapshot->facts.stream_id);
+        // Out of the thread's reach at once: it could take them meanwhile.
+        while (queue.bytes > options_.queue_bytes && !pending.saves.empty()) {
+            queue.remove(pending.saves.front());
+            dropped.push_back(pending.saves.front().snapshot->facts.stream_id);
+            pending.saves.pop_front();
         }
     });
     if (!dropped.empty()) {
@@ -480,7 +481,15 @@ void Snapshots::save(Snapshot snapshot, Nanos ttl) {
                 options_.queue_bytes);
         queue_full_ = true;
         state_.dropped += dropped.size();
-        forget(dropped);
+        std::vector<StreamId> in_file; // an older one of the same id may be
+        for (const StreamId gone : dropped) {
+            if (take_out(gone).stored) in_file.push_back(gone);
+            note_gone(gone);
+        }
+        if (!in_file.empty())
+            disk_->change([&](SnapshotBatch& pending, Disk::Queue&) {
+                pending.deletes.insert(pending.deletes.end(), in_file.begin(), in_file.end());
+            });
     }
     make_room();
     arm();

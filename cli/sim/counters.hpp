@@ -11,7 +11,7 @@ namespace gcoalesce::sim {
 struct Counters {
     std::uint64_t calls = 0, in_flight = 0;
     std::uint64_t most_in_flight = 0; // at any moment
-    std::uint64_t aborted = 0; // calls whose client closed before the end
+    std::uint64_t aborted = 0;        // calls whose client closed before the end
     std::uint64_t connections = 0, open_connections = 0;
     std::map<std::string, std::uint64_t> by_body;   // by SHA-256 of the raw body, hex
     std::map<std::string, std::uint64_t> by_status; // by HTTP status; a call without any is not in it

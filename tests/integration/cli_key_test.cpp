@@ -175,6 +175,8 @@ TEST_CASE("key says whether the request would join, hit or start, and why") {
     Process reader(world.command({"ask", "--events", held}));
     reader.read_line();
     reader.read_line();
+    // The reader is counted at the broker's next beat.
+    REQUIRE(eventually([&] { return now(held)["why"].get<std::string>().ends_with("with 2 events and 1 reader"); }));
     const auto join = now(held);
     CHECK(join["verdict"] == "join");
     CHECK(join["why"].get<std::string>().starts_with("one is in flight for "));

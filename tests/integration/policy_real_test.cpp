@@ -450,7 +450,7 @@ TEST_CASE("an explicit key stands for the request where the template allows it")
     CHECK(stage.counted() == 2);
 }
 
-TEST_CASE("--subscribe-delay delays the reading, and not the call, however large the request is") {
+TEST_CASE("a subscribe delay delays the reading, and not the call, however large the request is") {
     Stage stage;
     stage.start();
     const Folder folder;
