@@ -337,7 +337,10 @@ struct Connection : std::enable_shared_from_this<Connection> {
             request.realm = realm_number(open.realm);
             request.resume = open.resume;
             request.resume_after = open.resume_after;
-            decide(server, open.id, server.store.clock().monotonic(), std::move(request));
+            Receiving asked{};
+            asked.open = std::move(open);
+            asked.arrived = server.store.clock().monotonic();
+            decide(server, asked, std::move(request));
             return {};
         }
         if (open.body_bytes == 0 || open.body_bytes > kMaxBody)
@@ -411,7 +414,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         auto body = std::make_shared<const std::string>(std::move(whole.body));
         if (body->size() <= server.limits.parse_inline) {
             server.body_bytes -= body->size();
-            return decide(server, whole.open.id, whole.arrived, prepare(whole.open, body, whole.settings));
+            return decide(server, whole, prepare(whole.open, body, whole.settings));
         }
         auto work = std::make_shared<Parsing>(Parsing{whole.open.id});
         parsing.push_back(work);
@@ -419,21 +422,24 @@ struct Connection : std::enable_shared_from_this<Connection> {
         asio::post(server.worker,
                    [self = shared_from_this(), work, body, whole = std::move(whole), &loop = server.loop]() mutable {
                        Result<OpenRequest> request = prepare(whole.open, body, whole.settings);
-                       asio::post(loop, [self, work, bytes = body->size(), arrived = whole.arrived,
+                       asio::post(loop, [self, work, bytes = body->size(), whole = std::move(whole),
                                          request = std::move(request)]() mutable {
                            const auto alive = self->server_.lock();
                            if (!alive) return;
                            alive->body_bytes -= bytes;
                            std::erase(self->parsing, work);
                            if (work->withdrawn || self->stage != Stage::attached || !self->connected) return;
-                           self->decide(*alive, work->id, arrived, std::move(request));
+                           self->decide(*alive, whole, std::move(request));
                        });
                    });
     }
 
-    void decide(Server& server, std::uint64_t id, Nanos arrived, Result<OpenRequest> request) {
+    void decide(Server& server, const Receiving& asked, Result<OpenRequest> request) {
+        const std::uint64_t id = asked.open.id;
+        const Nanos arrived = asked.arrived;
         if (!request) {
-            server.store.count_request(0, GCOALESCE_OPENING);
+            server.store.count_request(server.store.template_index(asked.open.template_id).value_or(0),
+                                       GCOALESCE_OPENING);
             return refuse(server, id, request.error());
         }
         request->lane = attachment;
