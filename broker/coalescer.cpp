@@ -13,6 +13,7 @@ constexpr Nanos kMinute = 60 * kSecond;
 constexpr std::size_t kMostDemotions = 1024; // invalid streams whose readers may still ask
 constexpr std::size_t kMostGone = 65536;     // ids of streams that were never on disk
 constexpr std::size_t kLeastDigits = 4;
+constexpr std::size_t kMostQueued = 4096; // requests of a template that wait for a call of their own
 constexpr Nanos kLedgerEvery = kSecond;
 
 SlotEnding ending_of(const Outcome& outcome) {
@@ -120,7 +121,12 @@ Coalescer::Ticket Coalescer::open(OpenRequest request, Reply reply) {
 }
 
 bool Coalescer::withdraw(Ticket ticket) {
-    return waiting_.erase(ticket) != 0; // whoever comes to it later passes it over
+    if (waiting_.erase(ticket) == 0) return false;
+    // Its body may be large, and the call that it waits for may take minutes.
+    for (const auto& [id, of] : templates_)
+        queued_ -= std::erase_if(of->queue, [&](const Waiting& waiting) { return waiting.ticket == ticket; });
+    store_.set(Counter::individuals_queued, queued_);
+    return true; // a load that it waits for passes it over
 }
 
 // The first that applies, in the order that README's architecture tells. skip: a snapshot that could not be loaded.
@@ -258,7 +264,9 @@ void Coalescer::load(StreamId id, Waiting waiting) {
         std::vector<Waiting> all = std::move(loading_[id]);
         loading_.erase(id);
         Result<void> there;
-        if (!loaded) {
+        if (snapshots_->known(id) != Snapshots::Known::here) { // purged meanwhile
+            there = fail(GCOALESCE_GONE, "the stream is no longer kept: ask anew");
+        } else if (!loaded) {
             there = tl::unexpected(loaded.error());
         } else if (const Result<StreamRef> restored = restore(*loaded); !restored) {
             there = tl::unexpected(restored.error());
@@ -299,6 +307,11 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
         }
     }
     if (of->alone >= settings.max_individual) {
+        if (of->queue.size() >= kMostQueued)
+            return refuse(waiting, with_retry(fail(GCOALESCE_BUSY, "{} requests wait for a call of their own already",
+                                                   of->queue.size()),
+                                              1000)
+                                       .value());
         of->queue.push_back(std::move(waiting));
         store_.set(Counter::individuals_queued, ++queued_);
         return;

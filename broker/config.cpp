@@ -128,7 +128,10 @@ Parsed parse_command_line(int argc, char** argv) {
     options.duration("--snapshot-ttl", config.settings.snapshot_ttl, "how long an answer is kept there");
     options.duration("--kv-after", config.settings.kv_after,
                      "this long after a push, kept answers serve new requests, too");
-    options.duration("--kv-ttl", config.settings.kv_ttl, "how old such an answer may be; 0s: they do not serve any");
+    options.duration(
+        "--kv-ttl", config.settings.kv_ttl,
+        "how old such an answer may be, of whole requests (0s: they do not serve any); templates have their "
+        "own kv_ttl, 10min unless the file says otherwise");
     options.text("--templates", config.templates_dir, "directory of template files; SIGHUP reads them again");
     options.parsed("--admin-group", "GROUP", "who may notify, cancel, purge and reload (default: whoever may attach)",
                    "", [&config](const std::string& text) {

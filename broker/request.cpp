@@ -50,7 +50,8 @@ Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std
     OpenRequest request;
     request.method = open.method;
     request.sharing = open.sharing;
-    if (open.max_age_ms != 0) request.max_age = open.max_age_ms < 0 ? -1 : from_ms(open.max_age_ms);
+    constexpr std::int64_t longest = 365LL * 24 * 3600 * 1000; // beyond which nothing is fresh anyway
+    if (open.max_age_ms != 0) request.max_age = open.max_age_ms < 0 ? -1 : from_ms(std::min(open.max_age_ms, longest));
     request.no_store = open.no_store;
     request.individual_of = open.individual_of;
     request.settings = settings;

@@ -1,5 +1,6 @@
 #include "protocol/control.hpp"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -205,7 +206,8 @@ constexpr std::array<const char*, std::variant_size_v<Message>> kKinds{
 template <std::size_t I = 0>
 Result<Message> read_kind(const std::string& kind, Fields& fields) {
     if constexpr (I == kKinds.size()) {
-        return fail(GCOALESCE_BAD_REQUEST, "unknown message \"{}\"", kind.substr(0, 32));
+        const bool plain = std::all_of(kind.begin(), kind.end(), [](unsigned char c) { return c > ' ' && c < 0x7F; });
+        return fail(GCOALESCE_BAD_REQUEST, "unknown message \"{}\"", plain ? kind.substr(0, 32) : "?");
     } else {
         if (kind != kKinds[I]) return read_kind<I + 1>(kind, fields);
         std::variant_alternative_t<I, Message> value;

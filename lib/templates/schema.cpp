@@ -946,7 +946,9 @@ class SchemaChecker {
             if (length > node.max_length) return broken(Rule::max_length, node, value, level);
         }
         if (!node.pattern) return true;
-        if (!spend(1 + text.size())) return false;
+        // At worst RE2 goes through its whole program at each byte.
+        const auto program = static_cast<std::size_t>(std::max(node.pattern->ProgramSize(), 1));
+        if (!spend((1 + text.size()) * (1 + program / 16))) return false;
         return RE2::PartialMatch(text, *node.pattern) || broken(Rule::pattern, node, value, level);
     }
 

@@ -13,17 +13,6 @@ const std::uint8_t* bytes_of(std::string_view text) {
     return reinterpret_cast<const std::uint8_t*>(text.data());
 }
 
-std::string composed(std::string_view text) {
-    utf8proc_uint8_t* out = nullptr;
-    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    const utf8proc_ssize_t size =
-        utf8proc_map(bytes_of(text), static_cast<utf8proc_ssize_t>(text.size()), &out, options);
-    const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(out, &std::free);
-    if (size == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
-    if (size < 0) return std::string(text); // no UTF-8: what nobody hands us stays as it is
-    return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
-}
-
 // Calls take(code point, its bytes) for each.
 template <class F>
 void for_each_code_point(std::string_view text, F&& take) {
@@ -35,6 +24,31 @@ void for_each_code_point(std::string_view text, F&& take) {
         take(code_point, text.substr(0, size));
         text.remove_prefix(size);
     }
+}
+
+// More combining marks in a row than any language has (Unicode Standard Annex 15, Stream-Safe Text Format): sorting
+// them would cost the square of their number.
+bool is_stream_safe(std::string_view text) {
+    constexpr int most = 30;
+    int run = 0;
+    int longest = 0;
+    for_each_code_point(text, [&](utf8proc_int32_t code_point, std::string_view) {
+        run = code_point >= 0 && utf8proc_get_property(code_point)->combining_class != 0 ? run + 1 : 0;
+        longest = std::max(longest, run);
+    });
+    return longest <= most;
+}
+
+std::string composed(std::string_view text) {
+    if (!is_stream_safe(text)) return std::string(text);
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const utf8proc_ssize_t size =
+        utf8proc_map(bytes_of(text), static_cast<utf8proc_ssize_t>(text.size()), &out, options);
+    const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(out, &std::free);
+    if (size == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
+    if (size < 0) return std::string(text); // no UTF-8: what nobody hands us stays as it is
+    return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
 }
 
 std::string lower_case(std::string_view text) {

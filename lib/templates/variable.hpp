@@ -29,7 +29,8 @@ struct TemplateVariable {
 
 // The value in the form that its variable wants: NFC (Unicode Standard Annex 15); lower case by Unicode's simple
 // mapping, one code point for one, without regard to language or place in the word; runs of white space (Unicode's
-// White_Space) as one space; none of it at either end. The value must be UTF-8. What is normalised stays as it is.
+// White_Space) as one space; none of it at either end. A text with more than 30 combining marks in a row is not
+// composed. The value must be UTF-8. What is normalised stays as it is.
 std::string normalised(const TemplateVariable& variable, std::string_view value);
 
 // What the rule has against a normalised value, as the rest of a sentence about it ("has 300 characters; at most 256

@@ -487,6 +487,7 @@ TEST_CASE("who stops waiting for a call of his own is passed over, and a forged 
     REQUIRE(two->ticket != 0);
     CHECK(world.coalescer->withdraw(two->ticket));
     CHECK_FALSE(world.coalescer->withdraw(two->ticket));
+    CHECK(world.store.counted(Counter::individuals_queued) == 1); // nothing of it is kept
     world.last().answer({kBad});
     CHECK_FALSE(two->told);
     CHECK(three->status() == GCOALESCE_INDIVIDUAL);
@@ -711,6 +712,24 @@ TEST_CASE("T92: an hour's step of the wall clock, forth or back, changes no fres
     world.pass(600 * kSecond);
     CHECK(world.snapshots->known(id) == Snapshots::Known::gone);
     CHECK(world.coalescer->window_remaining({}) == 0);
+}
+
+TEST_CASE("what is purged while it is being loaded is given to nobody") {
+    TemplateSettings of;
+    of.linger = kSecond;
+    World world({of}, true);
+    const auto first = world.ask('a');
+    world.last().answer({"x"});
+    const StreamId id = first->answer().stream_id;
+    world.leave(*first);
+    world.pass(2 * kSecond); // out of the segment, and on the disk
+    REQUIRE(world.store.streams_in_use() == 0);
+    const auto resumed = world.resume(id, 0);
+    REQUIRE_FALSE(resumed->told);
+    CHECK(world.coalescer->purge(GCOALESCE_PURGE_ALL, "") == 1u);
+    world.wait_for(*resumed);
+    CHECK(resumed->refused() == GCOALESCE_GONE);
+    CHECK(world.resume(id, 0)->refused() == GCOALESCE_GONE);
 }
 
 // ---- reloading -----------------------------------------------------------------------------------------------------

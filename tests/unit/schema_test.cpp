@@ -568,3 +568,12 @@ TEST_CASE("The public suite of JSON Schema 2020-12 passes as far as its keywords
 }
 
 } // namespace
+
+TEST_CASE("A short pattern with a large program is charged for it, and ends too costly") {
+    const Schema schema =
+        Schema::compile(R"({"type": "string", "pattern": "a[ab]{900}c"})", Schema::Form::json_schema).value();
+    CHECK_FALSE(schema.check('"' + std::string(100, 'a') + std::string(900, 'b') + "c\""));
+    const auto violation = schema.check('"' + std::string(1 << 20, 'a') + '"');
+    REQUIRE(violation);
+    CHECK(violation->message.find("too costly") != std::string::npos);
+}

@@ -758,3 +758,13 @@ TEST_CASE("the manual page's example is a template, and does what the page says 
     CHECK(made.schema->check(R"({"text": "no headline"})"));
     CHECK_FALSE(made.schema->check(R"({"headline": "3:2", "text": "What a match."})"));
 }
+
+TEST_CASE("A value with more combining marks in a row than any language has is not composed, whatever its length") {
+    TemplateVariable variable;
+    variable.nfc = true;
+    CHECK(normalised(variable, "e\u0301") == "\u00e9");
+    std::string marks = "a";
+    for (int i = 0; i < 200'000; ++i) marks += i % 2 == 0 ? "\u0301" : "\u0316";
+    CHECK(normalised(variable, marks) == marks); // the watchdog would see it sorted
+    CHECK(objection(variable, marks) == "has 200001 characters; at most 256 are allowed");
+}
