@@ -140,8 +140,7 @@ void run_ask(const Arguments& arguments, Context& context) {
 
     const Result<AttachmentPtr> attachment = attach(context);
     if (!attachment) {
-        report(attachment.error(), arguments.json);
-        context.exit = exit_code_of(attachment.error().code);
+        report(context, attachment.error(), arguments.json);
         return;
     }
     const bool status = arguments.status || context.verbose;

@@ -26,8 +26,7 @@ void run_cancel(Context& context, const std::string& target, bool as_json) {
         return gcoalesce_cancel(broker, target.c_str(), timeout_ms, &streams);
     });
     if (!told) {
-        report(told.error(), as_json);
-        context.exit = exit_code_of(told.error().code);
+        report(context, told.error(), as_json);
     } else if (as_json) {
         write_out(json_line({{"version", 1}, {"cancelled", streams}}));
     } else {

@@ -55,8 +55,7 @@ std::optional<Inspection> inspect(Context& context, bool json) {
     Result<OpenSegment> segment =
         instance ? open_segment(*instance) : Result<OpenSegment>(tl::unexpected(instance.error()));
     if (!segment) {
-        report(segment.error(), json);
-        context.exit = exit_code_of(segment.error().code);
+        report(context, segment.error(), json);
         return std::nullopt;
     }
     BrokerFacts broker = broker_facts(*segment, *instance);

@@ -328,8 +328,7 @@ void run_key(const RequestOptions& options, Context& context, bool as_json) {
     if (!inspected) return;
     Explained explained;
     if (const Result<void> done = explain(explained, inspected->segment.view, question); !done) {
-        report(done.error(), as_json);
-        context.exit = exit_code_of(done.error().code);
+        report(context, done.error(), as_json);
         return;
     }
     const Nanos now = system_clock().monotonic();

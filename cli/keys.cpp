@@ -78,8 +78,7 @@ void run_keys(Context& context, const std::string& only, bool as_json) {
     if (!inspected) return;
     const SegmentView& segment = inspected->segment.view;
     if (const Result<void> known = only.empty() ? Result<void>{} : check_known(segment, only); !known) {
-        report(known.error(), as_json);
-        context.exit = exit_code_of(known.error().code);
+        report(context, known.error(), as_json);
         return;
     }
     std::vector<StreamFacts> streams = all_streams(segment);

@@ -83,8 +83,7 @@ void run_notify(const Arguments& arguments, Context& context) {
                                 &remaining_ms);
     });
     if (!told) {
-        report(told.error(), arguments.json);
-        context.exit = exit_code_of(told.error().code);
+        report(context, told.error(), arguments.json);
     } else if (arguments.json) {
         write_out(json_line(
             {{"version", 1}, {"window", remaining_ms > 0 ? "open" : "closed"}, {"remaining_ms", remaining_ms}}));

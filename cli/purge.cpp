@@ -56,8 +56,7 @@ void run_purge(Context& context, const Arguments& arguments) {
         return gcoalesce_purge(broker, scope, arguments.all ? nullptr : target.c_str(), timeout_ms, &streams);
     });
     if (!told) {
-        report(told.error(), arguments.json);
-        context.exit = exit_code_of(told.error().code);
+        report(context, told.error(), arguments.json);
     } else if (arguments.json) {
         write_out(json_line({{"version", 1}, {"dropped", streams}}));
     } else {

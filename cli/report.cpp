@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
+#include "cli/commands.hpp"
 #include "cli/render.hpp"
 #include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
@@ -57,6 +58,11 @@ void report(const Error& error, bool json) {
     } else {
         complain(error.message);
     }
+}
+
+void report(Context& context, const Error& error, bool json) {
+    report(error, json);
+    context.exit = exit_code_of(error.code);
 }
 
 } // namespace gcoalesce::cli

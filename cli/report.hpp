@@ -10,6 +10,8 @@
 
 namespace gcoalesce::cli {
 
+struct Context;
+
 // The exit code for a request, an attachment or a segment that failed so. upstream_status: HTTP's, 0 when there is
 // none.
 ExitCode exit_code_of(Code code, int upstream_status = 0);
@@ -25,5 +27,7 @@ nlohmann::ordered_json error_json(const Error& error);
 
 // The same for an error. json: one JSON object in its place, {"error":{…}}.
 void report(const Error& error, bool json = false);
+// And sets the exit code that belongs to it.
+void report(Context& context, const Error& error, bool json);
 
 } // namespace gcoalesce::cli

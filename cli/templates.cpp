@@ -233,8 +233,7 @@ void run_show(Context& context, const std::string& id, bool as_json) {
     if (!inspected) return;
     const Result<TemplateFacts> facts = find_template(inspected->segment.view, id);
     if (!facts) {
-        report(facts.error(), as_json);
-        context.exit = exit_code_of(facts.error().code);
+        report(context, facts.error(), as_json);
         return;
     }
     const Nanos now = system_clock().monotonic();
@@ -250,8 +249,7 @@ void run_reload(Context& context, bool as_json) {
         return gcoalesce_reload(broker, timeout_ms);
     });
     if (!told) {
-        report(told.error(), as_json);
-        context.exit = exit_code_of(told.error().code);
+        report(context, told.error(), as_json);
         return;
     }
     run_list(context, as_json);

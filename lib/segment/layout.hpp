@@ -255,7 +255,7 @@ struct SlotOpening { // stored while the slot is closed, before it is opened
     StreamId individual_of; // the invalid stream that it was asked in place of; 0: none
     Nanos opened_ns;        // monotonic
     std::int64_t opened_wall_ns;
-    Key request_digest;           // SHA-256 of the body
+    Key request_digest;           // SHA-256 of the body behind its length (8 bytes, little-endian)
     std::uint64_t request_bytes;  // the body's full length
     std::uint64_t request_offset; // of an extent with the body's first request_kept bytes; 0: none
     std::uint64_t request_kept;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/nearest.hpp"
+#include "templates/text.hpp"
 
 namespace gcoalesce {
 namespace {
@@ -130,19 +131,7 @@ bool write_path(const json& from, const json* wanted, const Names* names, std::s
         }
     } else if (from.is_object()) {
         for (const auto& [name, value] : from.get_ref<const json::object_t&>()) {
-            path += '/';
-            if (names && !names->contains(name)) {
-                path += '*';
-            } else {
-                for (const char c : name) {
-                    if (c == '~')
-                        path += "~0";
-                    else if (c == '/')
-                        path += "~1";
-                    else
-                        path += c;
-                }
-            }
+            append_pointer(path, names && !names->contains(name) ? std::string_view("*") : std::string_view(name));
             if (write_path(value, wanted, names, path)) return true;
             path.resize(before);
         }

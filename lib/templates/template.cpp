@@ -36,17 +36,9 @@ constexpr std::size_t kMaxTemplates = 255;
 constexpr std::string_view kRevisionEncoding = "gcoalesce template 1";
 
 // JSON pointers (RFC 6901).
-std::string below(const std::string& pointer, std::string_view name) {
-    std::string path = pointer + '/';
-    for (const char c : name) {
-        if (c == '~')
-            path += "~0";
-        else if (c == '/')
-            path += "~1";
-        else
-            path += c;
-    }
-    return path;
+std::string below(std::string pointer, std::string_view name) {
+    append_pointer(pointer, name);
+    return pointer;
 }
 std::string below(const std::string& pointer, std::size_t index) {
     return fmt::format("{}/{}", pointer, index);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace gcoalesce {
@@ -25,6 +26,19 @@ inline std::optional<std::size_t> odd_byte(std::string_view text) {
     if (text.starts_with("\xEF\xBB\xBF")) return 0;
     const std::size_t nul = text.find('\0');
     return nul == std::string_view::npos ? std::nullopt : std::optional(nul);
+}
+
+// One name on the way of a JSON pointer, escaped (RFC 6901, 3).
+inline void append_pointer(std::string& pointer, std::string_view name) {
+    pointer += '/';
+    for (const char c : name) {
+        if (c == '~')
+            pointer += "~0";
+        else if (c == '/')
+            pointer += "~1";
+        else
+            pointer += c;
+    }
 }
 
 } // namespace gcoalesce

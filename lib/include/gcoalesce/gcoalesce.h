@@ -37,7 +37,7 @@ typedef enum gcoalesce_code {
     GCOALESCE_TIMED_OUT = 25,   /* the caller's own deadline passed */
 
     /* Reading. */
-    GCOALESCE_END = 30,     /* no more events: see gcoalesce_ending() */
+    GCOALESCE_END = 30,     /* no more events: see gcoalesce_ending_of */
     GCOALESCE_EVICTED = 31, /* the reader did not move for too long and lost the stream */
 
     /* Why a stream failed or was cut short. */
