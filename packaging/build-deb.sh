@@ -1,8 +1,7 @@
 #!/bin/sh
-# Builds the Debian packages and the source package of what is committed. On a bare Debian 12 it installs what the build
-# needs, as root or by sudo.
-# usage: packaging/build-deb.sh [DIRECTORY]   where they go (default: build/deb)
-# DEB_BUILD_OPTIONS=parallel=N limits the jobs. Where there is no repository to ask, all files are taken.
+# Makes DIRECTORY a repository for apt: the Debian packages of what is committed (of all files, where this is no clone),
+# and the source package. On a bare Debian 12 it installs what the build needs, as root or by sudo.
+# usage: packaging/build-deb.sh [DIRECTORY]   (default: build/deb; DEB_BUILD_OPTIONS=parallel=N: so many jobs)
 set -eu
 cd "$(dirname "$0")/.."
 packaging/deps.sh build deb
@@ -31,4 +30,6 @@ tar -c -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 
     --exclude="gcoalesce-$upstream/debian" "gcoalesce-$upstream" |
     gzip -9n >"$work/gcoalesce_$upstream.orig.tar.gz"
 (cd "$tree" && dpkg-buildpackage -us -uc)
+rm -f "$out"/*gcoalesce*_* # of an earlier version
 find "$work" -maxdepth 1 -type f -exec mv -t "$out" {} +
+(cd "$out" && dpkg-scanpackages . >Packages)

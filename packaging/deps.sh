@@ -17,7 +17,7 @@ packages() {
     lint) echo clang-tidy ;;
     bench) echo libhiredis-dev redis-server ;;
     deb) echo build-essential debhelper dpkg-dev lintian ;;
-    container) echo apt-utils mmdebstrap systemd-container ;;
+    container) echo mmdebstrap systemd-container ;;
     *)
         echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint, bench, deb or container" >&2
         return 2
