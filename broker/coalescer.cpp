@@ -417,8 +417,12 @@ void Coalescer::ended(StreamRef stream, const Outcome& outcome) {
     // Upstream's own words stay out of the log: they may repeat what was asked. Readers and `gcoalesce stats` show
     // them.
     if (outcome.code != GCOALESCE_OK && store_.note_error(outcome.code, outcome.http_status, outcome.message))
-        log(LogLevel::warning, "a stream of {} {}: {}, HTTP status {} (logged once; `gcoalesce stats` counts on)",
-            running.model, outcome.kind == GCOALESCE_TRUNCATED ? "was truncated" : "failed", code_name(outcome.code),
+        log(LogLevel::warning,
+            {{"CODE", code_name(outcome.code)},
+             {"TEMPLATE", running.settings->id},
+             {"HTTP_STATUS", fmt::to_string(outcome.http_status)}},
+            "a stream of {} {}: {}, HTTP status {} (logged once; `gcoalesce stats` counts on)", running.model,
+            outcome.kind == GCOALESCE_TRUNCATED ? "was truncated" : "failed", code_name(outcome.code),
             outcome.http_status);
     const TemplateSettings& settings = *running.settings;
     const Nanos ttl = running.of->window.touched(running.opened) ? settings.ttl_window : settings.ttl_idle;

@@ -391,8 +391,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
     // Whether this client may command; else it has been told.
     bool may_command(Server& server, std::uint64_t id, const char* what) {
         if (!server.options.admin_group || is_master() || in_group(*server.options.admin_group)) return true;
-        gcoalesce::log(LogLevel::warning, "refusing {} by uid {} (pid {}): not in the admin group", what, peer.uid,
-                       peer.pid);
+        gcoalesce::log(LogLevel::warning, {{"COMMAND", what}, {"UID", fmt::to_string(peer.uid)}},
+                       "refusing {} by uid {} (pid {}): not in the admin group", what, peer.uid, peer.pid);
         refuse(server, id,
                Error{GCOALESCE_NO_PERMISSION,
                      fmt::format("{} needs membership in the broker's admin group (gid {})", what,
@@ -505,9 +505,9 @@ struct Connection : std::enable_shared_from_this<Connection> {
             return {};
         }
         if (notify.action != GCOALESCE_NOTIFY_STATUS)
-            gcoalesce::log(LogLevel::info, "notify {} for {} by uid {} (pid {}): the window is open for {} ms",
-                           on ? "on" : "off", ids.empty() ? "all templates" : notify.templates, peer.uid, peer.pid,
-                           to_ms(*remaining));
+            gcoalesce::log(LogLevel::info, {{"COMMAND", "notify"}, {"UID", fmt::to_string(peer.uid)}},
+                           "notify {} for {} by uid {} (pid {}): the window is open for {} ms", on ? "on" : "off",
+                           ids.empty() ? "all templates" : notify.templates, peer.uid, peer.pid, to_ms(*remaining));
         // Rounded up: 0 says "closed".
         send(encode(message::Window{notify.id, to_ms(*remaining + kMillisecond - 1)}));
         return {};
@@ -515,7 +515,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
 
     void answer_command(Server& server, std::uint64_t id, const std::string& what, const Result<std::size_t>& done) {
         if (!done) return refuse(server, id, done.error());
-        gcoalesce::log(LogLevel::info, "{} by uid {} (pid {}): {} streams", what, peer.uid, peer.pid, *done);
+        gcoalesce::log(LogLevel::info, {{"COMMAND", what.substr(0, what.find(' '))}, {"UID", fmt::to_string(peer.uid)}},
+                       "{} by uid {} (pid {}): {} streams", what, peer.uid, peer.pid, *done);
         send(encode(message::Done{id, *done}));
     }
 

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <curl/curl.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -28,8 +27,11 @@
 #include "broker/control.hpp"
 #include "broker/curl_upstream.hpp"
 #include "broker/exit_codes.hpp"
+#include "broker/journal.hpp"
+#include "broker/lock_file.hpp"
 #include "broker/rescue.hpp"
 #include "broker/snapshots.hpp"
+#include "broker/status.hpp"
 #include "broker/store.hpp"
 
 namespace gcoalesce {
@@ -44,33 +46,16 @@ int stop_because(const Error& error) {
     }
 }
 
-// Who holds the lock. Its pid is in the file a moment after it took the lock; until then that of a dead one may be.
-std::string holder_of(int lock) {
-    std::string holder;
-    for (int tries = 0; tries < 50; ++tries) {
-        char text[24] = {};
-        holder = ::pread(lock, text, sizeof text - 1, 0) > 0 ? std::string(text, std::strcspn(text, "\n")) : "";
-        const int pid = std::atoi(holder.c_str());
-        if (pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM)) break;
-        ::poll(nullptr, 0, 10);
-    }
-    return holder.empty() ? "?" : holder; // one that cannot be seen lives in another pid namespace
-}
-
-// The instance's lock file: who holds its lock is the broker. It is never unlinked, so that two brokers cannot hold
-// locks on two files of one name.
+// Who holds the lock of the instance's lock file is the broker.
 Result<UniqueFd> take_instance(const Instance& instance) {
     if (::mkdir(instance.runtime_dir.c_str(), 0750) != 0 && errno != EEXIST)
         return fail_errno(GCOALESCE_IO, "cannot make the runtime directory " + instance.runtime_dir);
-    UniqueFd lock(::open(instance.lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640));
-    if (!lock) return fail_errno(GCOALESCE_IO, "cannot open " + instance.lock_path());
-    if (!take_broker_lock(lock.get()))
-        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", holder_of(lock.get()),
-                    instance.name, instance.runtime_dir);
-    const std::string pid = fmt::format("{}\n", ::getpid());
-    if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0)
-        return fail_errno(GCOALESCE_IO, "cannot write " + instance.lock_path());
-    return lock;
+    Result<LockFile> lock = take_lock_file(instance.lock_path(), 0640);
+    if (!lock) return tl::unexpected(lock.error());
+    if (!lock->fd)
+        return fail(GCOALESCE_BUSY, "another broker (pid {}) serves instance \"{}\" in {}", lock->holder, instance.name,
+                    instance.runtime_dir);
+    return std::move(lock->fd);
 }
 
 Result<UniqueFd> listener(const Instance& instance) {
@@ -185,7 +170,7 @@ class Broker {
         log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
             config_.instance.name, config_.instance.runtime_dir, format_size(config_.memory), config_.store.slots,
             config_.upstream, key_missing ? ", NO API KEY: requests will be refused" : "");
-        ::sd_notify(0, key_missing ? "READY=1\nSTATUS=serving, but there is no API key" : "READY=1\nSTATUS=serving");
+        tell_systemd("READY=1");
         loop_.run();
         store_->log(LogKind::closed);
         control.goodbye_all(GCOALESCE_CLOSED, "the broker has shut down");
@@ -202,7 +187,7 @@ class Broker {
         store_->heartbeat();
         store_->sweep();
         coalescer_->beat();
-        if (++beats_ % 10 == 0) ::sd_notify(0, "WATCHDOG=1");
+        if (++beats_ % 10 == 0) tell_systemd("WATCHDOG=1");
         if (draining_ && (coalescer_->in_flight() == 0 || timers_.clock().monotonic() >= drain_deadline_)) {
             coalescer_->interrupt_all();
             store_->set_state(BrokerState::closed);
@@ -210,6 +195,12 @@ class Broker {
             return;
         }
         beat_timer_ = timers_.after(kHeartbeatEvery, [this] { beat(); });
+    }
+
+    // Together with the line that `systemctl status` shows.
+    void tell_systemd(const char* news) {
+        const StatusFacts facts{coalescer_->window_remaining({}).value_or(0), upstream_->needs_key(), draining_};
+        ::sd_notify(0, fmt::format("{}\nSTATUS={}", news, status_line(store_->view(), facts)).c_str());
     }
 
     void wait_for_signal() {
@@ -249,8 +240,8 @@ class Broker {
         }
         log(LogLevel::info, "shutting down: {} running streams have {} to finish", coalescer_->in_flight(),
             format_duration(config_.drain_timeout));
-        ::sd_notify(0, "STOPPING=1");
         draining_ = true;
+        tell_systemd("STOPPING=1");
         drain_deadline_ = timers_.clock().monotonic() + config_.drain_timeout;
         store_->set_state(BrokerState::draining);
         coalescer_->drain();
@@ -284,6 +275,7 @@ int main(int argc, char** argv) {
     const Parsed parsed = parse_command_line(argc, argv);
     if (!parsed.config) return parsed.exit_code;
     set_log_level(parsed.config->log_level);
+    log_to_journal(parsed.config->instance.name);
     std::signal(SIGPIPE, SIG_IGN);
     // The modes of what we create are set exactly; between creating and setting nobody else gets in.
     ::umask(0027);

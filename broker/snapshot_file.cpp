@@ -14,6 +14,7 @@
 
 #include "base/fd.hpp"
 #include "base/sha256.hpp"
+#include "broker/lock_file.hpp"
 
 namespace gcoalesce {
 namespace {
@@ -247,6 +248,10 @@ SnapshotFile::Outcome<std::unique_ptr<SnapshotFile>> SnapshotFile::open(const st
         if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
             return refuse("the directory " + directory.string() + " cannot be made" + system_words(errno));
     }
+    // SQLite's own locks let two processes share a file; neither would know what the other one adds and deletes.
+    Result<LockFile> lock = take_lock_file(path + ".lock", 0600);
+    if (!lock) return refuse(lock.error().message);
+    if (!lock->fd) return refuse(fmt::format("{} is in use by another broker (pid {})", path, lock->holder));
     // SQLite gives -wal and -shm the file's mode.
     const UniqueFd made(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!made && errno != EEXIST) return refuse(path + " cannot be made" + system_words(errno));
@@ -261,6 +266,7 @@ SnapshotFile::Outcome<std::unique_ptr<SnapshotFile>> SnapshotFile::open(const st
         return refuse(path + " is open to others, and its mode cannot be changed to 0600" + system_words(errno));
 
     std::unique_ptr<SnapshotFile> file(new SnapshotFile);
+    file->lock_ = std::move(lock->fd);
     file->path_ = path;
     file->boot_id_ = boot_id;
     file->max_log_bytes_ = max_log_bytes;

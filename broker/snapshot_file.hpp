@@ -12,6 +12,7 @@
 #include <tl/expected.hpp>
 #include <vector>
 
+#include "base/fd.hpp"
 #include "broker/snapshots.hpp"
 
 namespace gcoalesce {
@@ -61,7 +62,8 @@ class SnapshotFile {
     template <class T>
     using Outcome = tl::expected<T, Failure>;
 
-    // Makes the file where it is absent, checks it where it is not. `stop` ends a check that takes long.
+    // Makes the file where it is absent, checks it where it is not. `stop` ends a check that takes long. As long as the
+    // object lives, <path>.lock is locked: of another broker on the same file the reason names the pid.
     static Outcome<std::unique_ptr<SnapshotFile>> open(const std::string& path, std::uint64_t max_log_bytes,
                                                        const std::string& boot_id, const std::atomic<bool>& stop);
     ~SnapshotFile();
@@ -87,6 +89,7 @@ class SnapshotFile {
     int write_rows(const SnapshotBatch& batch);
     Failure failure(int code) const;
 
+    UniqueFd lock_; // first: held until the connection has been closed
     std::string path_, boot_id_;
     std::uint64_t max_log_bytes_ = 0;
     ::dev_t device_ = 0;

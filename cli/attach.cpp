@@ -1,13 +1,27 @@
 #include "cli/attach.hpp"
 
+#include "base/clock.hpp"
+#include "segment/mapping.hpp"
+
 namespace gcoalesce::cli {
 namespace {
 
 constexpr std::int64_t kStartingMs = 1000;
+constexpr std::int64_t kActivationMs = 10'000;
 constexpr std::int64_t kAnswerMs = 10'000; // it may read many files, or drop them
 
 const char* or_null(const std::string& text) {
     return text.empty() ? nullptr : text.c_str();
+}
+
+// Where somebody listens and no broker lives it is the service manager, and starts one because we connected.
+bool is_being_activated(const Context& context) {
+    const Result<Instance> instance = resolve_instance(context.instance.c_str(), context.runtime_dir.c_str());
+    if (!instance) return false;
+    const Result<OpenSegment> segment = open_segment(*instance);
+    if (!segment) return segment.error().code == GCOALESCE_ABSENT || segment.error().code == GCOALESCE_BROKER_DEAD;
+    const Liveness broker = segment->liveness(system_clock().monotonic());
+    return broker == Liveness::dead || broker == Liveness::closed;
 }
 
 } // namespace
@@ -25,6 +39,8 @@ Result<AttachmentPtr> attach(const Context& context) {
     gcoalesce_attachment* attachment = nullptr;
     gcoalesce_code code = gcoalesce_attach(&options, 0, &attachment);
     if (code == GCOALESCE_STARTING) code = gcoalesce_attach(&options, kStartingMs, &attachment);
+    if (code == GCOALESCE_UNRESPONSIVE && is_being_activated(context))
+        code = gcoalesce_attach(&options, kActivationMs, &attachment);
     if (code != GCOALESCE_OK) return tl::unexpected(last_error(code));
     return AttachmentPtr(attachment);
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that gcoalesce needs. No other file names them.
-# usage: packaging/deps.sh [runtime|build|test|lint|bench]...   (default: build)
+# usage: packaging/deps.sh [runtime|build|test|lint|bench|deb|container]...   (default: build)
 # Quick when everything is there; else it needs root, and asks sudo for it.
 set -eu
 
@@ -16,8 +16,10 @@ packages() {
         echo catch2 gcc nginx-light openssl spin clang-format shellcheck ;;
     lint) echo clang-tidy ;;
     bench) echo libhiredis-dev redis-server ;;
+    deb) echo build-essential debhelper dpkg-dev lintian ;;
+    container) echo mmdebstrap systemd-container ;;
     *)
-        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint or bench" >&2
+        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint, bench, deb or container" >&2
         return 2
         ;;
     esac

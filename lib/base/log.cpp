@@ -9,6 +9,11 @@ namespace {
 
 std::atomic<int> current{static_cast<int>(LogLevel::info)};
 
+LogSink& sink() {
+    static LogSink current_sink;
+    return current_sink;
+}
+
 const char* word(LogLevel level) {
     switch (level) {
     case LogLevel::error: return "error";
@@ -32,11 +37,16 @@ void set_log_level(LogLevel level) {
     current.store(static_cast<int>(level), std::memory_order_relaxed);
 }
 
+void set_log_sink(LogSink to) {
+    sink() = std::move(to);
+}
+
 bool log_enabled(LogLevel level) {
     return static_cast<int>(level) <= current.load(std::memory_order_relaxed);
 }
 
-void log_line(LogLevel level, std::string_view line) {
+void log_line(LogLevel level, std::string_view line, LogFields fields) {
+    if (sink() && sink()(level, line, fields)) return;
     // Under systemd the journal keeps the time; it reads the level from the prefix (sd-daemon(3)).
     static const bool journal = std::getenv("JOURNAL_STREAM") != nullptr;
     const std::string text = journal ? fmt::format("<{}>{}\n", static_cast<int>(level), line)

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,13 +18,29 @@ enum class LogLevel { error = 3, warning = 4, info = 6, debug = 7 }; // syslog's
 Result<LogLevel> parse_log_level(std::string_view name);
 void set_log_level(LogLevel level); // at start, before other threads
 
+// What a line is about, for those who filter: {"CODE", "rate_limited"}. Upper case, "_" and digits.
+struct LogField {
+    std::string_view name;
+    std::string value;
+};
+using LogFields = std::initializer_list<LogField>;
+
+// Takes the lines instead of standard error, from any thread. False: it could not, and standard error gets the line.
+using LogSink = std::function<bool(LogLevel, std::string_view line, LogFields)>;
+void set_log_sink(LogSink sink); // at start, before other threads
+
 bool log_enabled(LogLevel level);
-void log_line(LogLevel level, std::string_view line); // thread-safe; one write(2) a line
+// Thread-safe; one write(2) a line. Standard error gets no fields: what matters to people stands in the line.
+void log_line(LogLevel level, std::string_view line, LogFields fields = {});
 
 // Neither prompts nor keys belong in the arguments.
 template <class... Args>
 void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
     if (log_enabled(level)) log_line(level, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void log(LogLevel level, LogFields fields, fmt::format_string<Args...> format, Args&&... args) {
+    if (log_enabled(level)) log_line(level, fmt::format(format, std::forward<Args>(args)...), fields);
 }
 
 } // namespace gcoalesce

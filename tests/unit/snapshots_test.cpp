@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/support/fixtures.hpp"
 #include "tests/support/snapshots.hpp"
@@ -513,4 +514,28 @@ TEST_CASE("Whatever is done in whatever order, index and file tell the same, lif
         // The next life's clock starts where this one's did: nothing expires in between.
         for (const std::uint64_t number : expected) REQUIRE(life.whole(number));
     }
+}
+
+TEST_CASE("of two brokers on one directory the second keeps nothing there, names the first, and takes over after it") {
+    const TempDirectory directory;
+    auto first = std::make_unique<StoreLife>(directory.path);
+    first->save(1);
+    first->settle();
+    StoreLife second(directory.path);
+    CHECK(second.store->state().degraded);
+    CHECK(second.store->state().reason ==
+          fmt::format("{} is in use by another broker (pid {})", second.file.string(), ::getpid()));
+    CHECK(second.store->state().count == 0);
+    second.save(2); // waits in memory
+    first->save(3);
+    first->settle();
+    CHECK(first->whole(3));
+    CHECK_FALSE(first->here(2));
+
+    first.reset();
+    second.settle();
+    CHECK(second.whole(1));
+    CHECK(second.whole(2));
+    CHECK(second.whole(3));
+    CHECK(mode_of(second.file.string() + ".lock") == 0600);
 }
