@@ -25,9 +25,12 @@ std::string variable(const std::string& flag) {
     return name;
 }
 
-std::vector<std::string> option_names(const CLI::App& app) {
+enum class Where { command_line, file };
+
+std::vector<std::string> option_names(const CLI::App& app, Where where) {
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options()) {
+        if (where == Where::file && !option->get_configurable()) continue;
         for (const std::string& name : option->get_lnames()) names.push_back(name);
     }
     return names;
@@ -55,7 +58,8 @@ class ConfigFile : public CLI::Config {
                                            name));
             const CLI::Option* option = app_.get_option_no_throw("--" + name);
             if (option == nullptr || !option->get_configurable())
-                complain(line, fmt::format("unknown option \"{}\"{}", name, did_you_mean(name, option_names(app_))));
+                complain(line, fmt::format("unknown option \"{}\"{}", name,
+                                           did_you_mean(name, option_names(app_, Where::file))));
             const char* variable = std::getenv(option->get_envname().c_str());
             const bool overruled = variable != nullptr && *variable != '\0'; // an empty one is none to CLI11 either
             if (option->count() != 0 || overruled) continue;
@@ -240,7 +244,7 @@ Parsed parse_command_line(int argc, char** argv) {
         const std::string option = app.remaining().front();
         if (!option.starts_with("--")) return usage(error.what());
         const std::string name = option.substr(2, option.find('=') - 2);
-        const std::string meant = nearest(name, option_names(app));
+        const std::string meant = nearest(name, option_names(app, Where::command_line));
         return usage(fmt::format("unknown option \"--{}\"{}", name,
                                  meant.empty() ? "" : fmt::format("; did you mean \"--{}\"?", meant)));
     } catch (const CLI::Error& error) {

@@ -114,7 +114,7 @@ class Broker {
         const Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
         if (!key) return refuse_options(key.error());
         const Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
-        if (!templates) return refuse_options(templates.error());
+        if (!templates) return refuse_options({templates.error().code, "--templates: " + templates.error().message, 0});
         if (const Result<void> fits = Store::check_size(config_.memory, config_.store.slots, templates->size()); !fits)
             return refuse_options(fits.error());
         Result<std::unique_ptr<CurlUpstream>> upstream = open_upstream();
