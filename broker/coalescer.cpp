@@ -16,17 +16,21 @@ constexpr std::size_t kLeastDigits = 4;
 constexpr std::size_t kMostQueued = 4096; // requests of a template that wait for a call of their own
 constexpr Nanos kLedgerEvery = kSecond;
 
+void set_usage(SlotEnding& ending, const Usage& usage) {
+    ending.prompt_tokens = usage.prompt;
+    ending.cached_tokens = usage.cached;
+    ending.thought_tokens = usage.thoughts;
+    ending.answer_tokens = usage.answer;
+    ending.total_tokens = usage.total;
+}
+
 SlotEnding ending_of(const Outcome& outcome) {
     SlotEnding ending{};
     ending.kind = outcome.kind;
     ending.code = outcome.code;
     ending.upstream_status = outcome.http_status;
     ending.retry_ms = outcome.retry_ms;
-    ending.prompt_tokens = outcome.usage.prompt;
-    ending.cached_tokens = outcome.usage.cached;
-    ending.thought_tokens = outcome.usage.thoughts;
-    ending.answer_tokens = outcome.usage.answer;
-    ending.total_tokens = outcome.usage.total;
+    set_usage(ending, outcome.usage);
     ending.finish_reason.assign(outcome.finish_reason);
     ending.model_version.assign(outcome.model_version);
     ending.message.assign(outcome.message);
@@ -65,6 +69,7 @@ struct Coalescer::TemplateState {
     std::size_t in_flight = 0;
     std::deque<Nanos> started; // within the last minute
     std::size_t alone = 0;     // calls under way for those whose shared answer was invalid
+    bool recalled = false;     // what earlier brokers counted is in its counters
     std::deque<Waiting> queue; // those who wait for such a call
 };
 
@@ -158,7 +163,7 @@ void Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_statu
         return refuse(waiting, pinned.error());
     if (waiting_.erase(waiting.ticket) == 0) return;
     const SlotOpening opening = store_.opening(stream);
-    store_.count_request(opening.template_index, status);
+    store_.count_request(opening.template_index, status, cost == Cost::nothing);
     if (cost == Cost::nothing) store_.count_avoided(stream);
     waiting.reply(OpenAnswer{stream, opening.stream_id, status, store_.slot(stream.slot).key.load()});
 }
@@ -166,7 +171,7 @@ void Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_statu
 void Coalescer::refuse(const Waiting& waiting, const Error& error) {
     if (waiting_.erase(waiting.ticket) == 0) return;
     const auto of = waiting.request.settings ? templates_.find(waiting.request.settings->id) : templates_.end();
-    store_.count_request(of == templates_.end() ? 0 : of->second->index, GCOALESCE_OPENING);
+    store_.count_request(of == templates_.end() ? 0 : of->second->index, GCOALESCE_OPENING, false);
     waiting.reply(tl::unexpected<Error>(error));
 }
 
@@ -454,6 +459,13 @@ void Coalescer::end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for)
     next_alone(of);
 }
 
+// For a reason of ours. What upstream reported by then is paid for.
+void Coalescer::stop(StreamRef stream, gcoalesce_ending_kind kind, Code code, std::string_view message) {
+    SlotEnding ending = ending_of(kind, code, message);
+    if (const auto& producer = running_.at(stream.slot).producer) set_usage(ending, producer->cancel());
+    end(stream, ending, 0);
+}
+
 // Puts an ended stream on disk, or notes that it will be gone once it leaves the segment.
 void Coalescer::keep(StreamRef stream, const Running& was) {
     const Slot& slot = store_.slot(stream.slot);
@@ -491,23 +503,19 @@ void Coalescer::beat() {
     if (state.degraded) store_.note_error(GCOALESCE_IO, 0, "snapshots: degraded: " + state.reason);
 }
 
-// What each template's requests cost and spared is counted across restarts.
 void Coalescer::keep_ledger() {
-    if (!snapshots_->ready()) return;
+    if (snapshots_ == nullptr || !snapshots_->ready()) return;
     for (const auto& [id, of] : templates_) {
-        if (!ledger_recalled_) {
-            std::istringstream words(snapshots_->get("ledger." + id).value_or(""));
-            std::string name;
-            for (std::uint64_t value = 0; words >> name >> value;) store_.count(of->index, name, value);
+        const std::string name = ledger_name(id);
+        if (!of->recalled) {
+            const LedgerCounts kept = read_ledger(snapshots_->get(name).value_or(""));
+            for (std::size_t i = 0; i < kept.size(); ++i)
+                store_.count(of->index, static_cast<TemplateCounter>(i), kept[i]);
+            of->recalled = true;
         }
-        std::string now;
-        for (std::size_t i = 0; i < std::size(kTemplateCounterNames); ++i) {
-            if (const std::uint64_t value = store_.counted(of->index, static_cast<TemplateCounter>(i)); value != 0)
-                now += fmt::format("{} {} ", kTemplateCounterNames[i], value);
-        }
-        if (std::string& kept = ledger_[id]; kept != now) snapshots_->put("ledger." + id, kept = now);
+        const std::string now = write_ledger(store_.counted(of->index));
+        if (std::string& kept = ledger_[id]; kept != now) snapshots_->put(name, kept = now);
     }
-    ledger_recalled_ = true;
 }
 
 void Coalescer::end_abandoned() {
@@ -532,13 +540,13 @@ void Coalescer::end_abandoned() {
         }
     }
     for (const StreamRef stream : abandoned)
-        end(stream, ending_of(GCOALESCE_CANCELLED, GCOALESCE_CALL_CANCELLED, "nobody was left to read the answer"), 0);
+        stop(stream, GCOALESCE_CANCELLED, GCOALESCE_CALL_CANCELLED, "nobody was left to read the answer");
 }
 
 void Coalescer::interrupt_all() {
     while (!running_.empty())
-        end(store_.ref(running_.begin()->first),
-            ending_of(GCOALESCE_INTERRUPTED, GCOALESCE_CLOSED, "the broker shut down before the answer was whole"), 0);
+        stop(store_.ref(running_.begin()->first), GCOALESCE_INTERRUPTED, GCOALESCE_CLOSED,
+             "the broker shut down before the answer was whole");
 }
 
 // ---- operators -----------------------------------------------------------------------------------------------------
@@ -639,7 +647,7 @@ Result<std::size_t> Coalescer::cancel(const std::string& target) {
     std::size_t count = 0;
     for (const StreamRef stream : *streams) {
         if (!running_.contains(stream.slot)) continue; // ended, which is what was wanted
-        end(stream, ending_of(GCOALESCE_CANCELLED, GCOALESCE_CALL_CANCELLED, "an operator cancelled the call"), 0);
+        stop(stream, GCOALESCE_CANCELLED, GCOALESCE_CALL_CANCELLED, "an operator cancelled the call");
         ++count;
     }
     return count;
@@ -676,6 +684,7 @@ Result<std::size_t> Coalescer::purge(gcoalesce_purge_scope scope, const std::str
 }
 
 Result<void> Coalescer::set_templates(const std::vector<TemplateSettings>& templates) {
+    keep_ledger(); // of those that go
     if (Result<void> set = store_.set_templates(templates); !set) return set;
     std::map<std::string, std::shared_ptr<TemplateState>, std::less<>> all;
     for (const TemplateSettings& settings : templates) {
@@ -683,7 +692,11 @@ Result<void> Coalescer::set_templates(const std::vector<TemplateSettings>& templ
         const auto state = old != templates_.end() ? old->second : std::make_shared<TemplateState>();
         state->settings = std::make_shared<const TemplateSettings>(settings);
         state->index = store_.template_index(settings.id).value_or(0);
-        if (old == templates_.end()) recall_window(*state);
+        if (old == templates_.end()) {
+            recall_window(*state);
+            // One that comes back has its counters still, unless its entry went to another one meanwhile.
+            state->recalled = ledger_.contains(settings.id) && store_.counted(state->index) != LedgerCounts{};
+        }
         all.emplace(settings.id, state);
     }
     templates_ = std::move(all);

@@ -82,6 +82,8 @@ class Coalescer {
 
     // Every 100 ms, behind the store's sweep: ends calls that nobody reads any more, and keeps the ledger.
     void beat();
+    // Every second by itself, and once more at the end: what requests cost and spared goes on across restarts.
+    void keep_ledger();
 
     // New requests are refused from now on; running streams go on.
     void drain() { draining_ = true; }
@@ -116,8 +118,8 @@ class Coalescer {
     void keep(StreamRef stream, const Running& was);
     Result<std::vector<StreamRef>> named(const std::string& target) const;
     Result<std::vector<TemplateState*>> named(const std::vector<std::string>& ids) const;
+    void stop(StreamRef stream, gcoalesce_ending_kind kind, Code code, std::string_view message);
     void end_abandoned();
-    void keep_ledger();
     void tell_window(const TemplateState& of);
     void recall_window(TemplateState& of);
     StreamId kept_for(const OpenRequest& request, const TemplateState& of) const;
@@ -141,7 +143,6 @@ class Coalescer {
     Refusals refusals_;
     std::deque<Nanos> started_;                 // within the last minute
     std::map<std::string, std::string> ledger_; // each template's counters, as they were last kept
-    bool ledger_recalled_ = false;
     Nanos ledger_kept_ = 0;
     Ticket last_ticket_ = 0;
     std::unordered_set<Ticket> waiting_;                   // replies that are still owed

@@ -5,7 +5,13 @@
 #include <charconv>
 #include <cstdlib>
 #include <grp.h>
+#include <map>
 
+#define TOML_EXCEPTIONS 0
+#define TOML_ENABLE_FORMATTERS 0
+#include <toml++/toml.h>
+
+#include "base/nearest.hpp"
 #include "base/units.hpp"
 #include "broker/exit_codes.hpp"
 
@@ -19,24 +25,81 @@ std::string variable(const std::string& flag) {
     return name;
 }
 
-// CLI11 takes a line of the file before it looks at the environment: the lines that a variable overrules are left out.
-class ConfigFile : public CLI::ConfigTOML {
+enum class Where { command_line, file };
+
+std::vector<std::string> option_names(const CLI::App& app, Where where) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) {
+        if (where == Where::file && !option->get_configurable()) continue;
+        for (const std::string& name : option->get_lnames()) names.push_back(name);
+    }
+    return names;
+}
+
+// The file as TOML, each line of which is an option: CLI11's own reader takes nearly anything for one, and knows no
+// lines. Left out are lines that the command line or a variable overrules, which CLI11 would let the file overrule.
+class ConfigFile : public CLI::Config {
   public:
     explicit ConfigFile(const CLI::App& app) : app_(app) {}
 
     std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-        std::vector<CLI::ConfigItem> lines = CLI::ConfigTOML::from_config(input);
-        std::erase_if(lines, [this](const CLI::ConfigItem& line) {
-            const CLI::Option* option = line.parents.empty() ? app_.get_option_no_throw("--" + line.name) : nullptr;
-            if (option == nullptr) return false; // for CLI11 to complain of
-            const char* value = std::getenv(option->get_envname().c_str());
-            return value != nullptr && *value != '\0'; // an empty one is none to CLI11 either
-        });
-        return lines;
+        const toml::parse_result parsed = toml::parse(input);
+        if (!parsed)
+            complain(parsed.error().source().begin.line,
+                     fmt::format("expected TOML, such as ttl-idle = \"200ms\" or streams = 4096: {}",
+                                 parsed.error().description()));
+        std::vector<CLI::ConfigItem> taken;
+        for (const auto& [key, value] : parsed.table()) {
+            const auto line = key.source().begin.line;
+            const std::string name(key.str());
+            if (value.is_table() || value.is_array())
+                complain(line, fmt::format("\"{}\": expected TOML without tables and arrays, such as ttl-idle = "
+                                           "\"200ms\" or streams = 4096",
+                                           name));
+            const CLI::Option* option = app_.get_option_no_throw("--" + name);
+            if (option == nullptr || !option->get_configurable())
+                complain(line, fmt::format("unknown option \"{}\"{}", name,
+                                           did_you_mean(name, option_names(app_, Where::file))));
+            const char* variable = std::getenv(option->get_envname().c_str());
+            const bool overruled = variable != nullptr && *variable != '\0'; // an empty one is none to CLI11 either
+            if (option->count() != 0 || overruled) continue;
+            lines_[name] = line;
+            taken.emplace_back();
+            taken.back().name = name;
+            taken.back().inputs = {text_of(value)};
+        }
+        return taken;
+    }
+
+    std::string to_config(const CLI::App*, bool, bool, std::string) const override { return {}; } // nobody asks
+
+    // "FILE:LINE: " where CLI11's complaint is of an option that was taken from the file; else "".
+    std::string place_of(std::string_view complaint) const {
+        for (const auto& [name, line] : lines_) {
+            const std::size_t at = complaint.find("--" + name);
+            if (at == std::string_view::npos) continue;
+            const std::string_view behind = complaint.substr(at + 2 + name.size());
+            if (behind.empty() || behind.front() == ':' || behind.front() == ' ') return place(line);
+        }
+        return {};
     }
 
   private:
+    static std::string text_of(const toml::node& value) {
+        if (const auto text = value.value<std::string>()) return *text;
+        if (value.is_integer()) return fmt::to_string(value.ref<std::int64_t>());
+        if (value.is_boolean()) return value.ref<bool>() ? "true" : "false";
+        return fmt::to_string(value.value_or(0.0)); // a float; dates are refused by whichever option it is
+    }
+    std::string place(toml::source_index line) const {
+        return fmt::format("{}:{}: ", app_.get_config_ptr()->results().back(), line);
+    }
+    [[noreturn]] void complain(toml::source_index line, const std::string& what) const {
+        throw CLI::ConfigError(place(line) + what);
+    }
+
     const CLI::App& app_;
+    mutable std::map<std::string, toml::source_index> lines_; // of what was taken
 };
 
 // A group's name or number.
@@ -108,7 +171,8 @@ Parsed parse_command_line(int argc, char** argv) {
                  "gcoalesced"};
     app.set_version_flag("--version", std::string("gcoalesced " GCOALESCE_VERSION));
     app.set_config("--config", "", "read options from this TOML file (their names without the dashes)");
-    app.config_formatter(std::make_shared<ConfigFile>(app));
+    const auto file = std::make_shared<ConfigFile>(app);
+    app.config_formatter(file);
     app.allow_config_extras(CLI::config_extras_mode::error);
     Options options(app);
     options.text("--instance", instance, "which broker of this runtime directory");
@@ -176,8 +240,15 @@ Parsed parse_command_line(int argc, char** argv) {
         app.parse(argc, argv);
     } catch (const CLI::Success& success) { // help, version
         return {std::nullopt, app.exit(success)};
+    } catch (const CLI::ExtrasError& error) {
+        const std::string option = app.remaining().front();
+        if (!option.starts_with("--")) return usage(error.what());
+        const std::string name = option.substr(2, option.find('=') - 2);
+        const std::string meant = nearest(name, option_names(app, Where::command_line));
+        return usage(fmt::format("unknown option \"--{}\"{}", name,
+                                 meant.empty() ? "" : fmt::format("; did you mean \"--{}\"?", meant)));
     } catch (const CLI::Error& error) {
-        return usage(error.what());
+        return usage(file->place_of(error.what()) + error.what());
     }
     Result<Instance> resolved = resolve_instance(instance.c_str(), runtime_dir.c_str());
     if (!resolved) return usage(resolved.error().message);

@@ -353,7 +353,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         receiving->arrived = server.store.clock().monotonic();
         receiving->open = std::move(open);
         const auto pass_over = [&](const Error& error) {
-            server.store.count_request(0, GCOALESCE_OPENING);
+            server.store.count_request(0, GCOALESCE_OPENING, false);
             refuse(server, receiving->open.id, error);
             receiving->refused = true;
         };
@@ -439,7 +439,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         const Nanos arrived = asked.arrived;
         if (!request) {
             server.store.count_request(server.store.template_index(asked.open.template_id).value_or(0),
-                                       GCOALESCE_OPENING);
+                                       GCOALESCE_OPENING, false);
             return refuse(server, id, request.error());
         }
         request->lane = attachment;

@@ -46,6 +46,12 @@ int stop_because(const Error& error) {
     }
 }
 
+// Before anything was touched.
+int refuse_options(const Error& error) {
+    log(LogLevel::error, "{}", error.message);
+    return exit_usage;
+}
+
 // Who holds the lock of the instance's lock file is the broker.
 Result<UniqueFd> take_instance(const Instance& instance) {
     if (::mkdir(instance.runtime_dir.c_str(), 0750) != 0 && errno != EEXIST)
@@ -90,17 +96,21 @@ class Broker {
         : config_(config), loop_(loop), timers_(loop), signals_(loop) {}
 
     int run() {
+        const Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
+        if (!key) return refuse_options(key.error());
+        const Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
+        if (!templates) return refuse_options({templates.error().code, "--templates: " + templates.error().message, 0});
+        if (const Result<void> fits = Store::check_size(config_.memory, config_.store.slots, templates->size()); !fits)
+            return refuse_options(fits.error());
+        Result<std::unique_ptr<CurlUpstream>> upstream = open_upstream();
+        if (!upstream) return refuse_options(upstream.error());
+        upstream_ = upstream->get();
+
         Result<UniqueFd> lock = take_instance(config_.instance);
         if (!lock) return stop_because(lock.error());
         const std::string name = config_.instance.segment_name(::geteuid());
         Result<std::optional<DeadSegment>> dead = DeadSegment::find(config_.instance, name);
         if (!dead) return stop_because(dead.error());
-        Result<std::optional<ApiKey>> key = ApiKey::load(config_.api_key_file);
-        if (!key) return stop_because(key.error());
-
-        Result<std::vector<TemplateSettings>> templates = load_settings(config_.templates_dir, config_.settings);
-        if (!templates) return stop_because(templates.error());
-
         if (const Result<void> opened = open_snapshots(); !opened) return stop_because(opened.error());
         // Once nothing can be wrong any more but the room in /dev/shm: until then it is there to be looked at.
         if (*dead) (*dead)->rescue(snapshots_.get(), timers_.clock());
@@ -116,6 +126,15 @@ class Broker {
     }
 
   private:
+    Result<std::unique_ptr<CurlUpstream>> open_upstream() {
+        CurlUpstreamOptions options;
+        options.url = config_.upstream;
+        options.ca_file = config_.ca_file;
+        options.proxy = config_.proxy;
+        options.connected = [this](std::size_t count) { store_->count(Counter::upstream_connections, count); };
+        return CurlUpstream::create(loop_, options);
+    }
+
     Result<void> open_snapshots() {
         if (config_.state_dir.empty()) return {};
         SnapshotOptions kept;
@@ -143,14 +162,6 @@ class Broker {
         if (!listening) return stop_because(listening.error());
         if (!inherited) ::lstat(config_.instance.socket_path().c_str(), &socket_);
 
-        CurlUpstreamOptions options;
-        options.url = config_.upstream;
-        options.ca_file = config_.ca_file;
-        options.proxy = config_.proxy;
-        options.connected = [this](std::size_t count) { store_->count(Counter::upstream_connections, count); };
-        Result<std::unique_ptr<CurlUpstream>> upstream = CurlUpstream::create(loop_, options);
-        if (!upstream) return stop_because(upstream.error());
-        upstream_ = upstream->get();
         if (key) upstream_->set_key(*key);
         const bool key_missing = upstream_->needs_key();
         Coalescer coalescer(*store_, *upstream_, timers_, snapshots_.get(), templates, config_.producer,
@@ -174,6 +185,7 @@ class Broker {
         loop_.run();
         store_->log(LogKind::closed);
         control.goodbye_all(GCOALESCE_CLOSED, "the broker has shut down");
+        coalescer.keep_ledger();
         if (snapshots_ && !snapshots_->flush(kFlushWithin))
             log(LogLevel::warning, "the last answers were not written to {}: {}", config_.state_dir,
                 snapshots_->state().reason);

@@ -259,6 +259,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
             Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
             if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {
+                reader.reset();
                 next_try = timers.after(delay, [this] { start_try(); });
                 return;
             }
@@ -292,6 +293,11 @@ Producer::Producer(Store& store, Upstream& upstream, Timers& timers, Refusals& r
 
 Producer::~Producer() {
     state_->stop();
+}
+
+Usage Producer::cancel() {
+    state_->stop();
+    return state_->reader ? state_->reader->finish(false, [](std::string_view) {}).usage : Usage{};
 }
 
 } // namespace gcoalesce

@@ -43,6 +43,9 @@ class Producer {
     Producer(const Producer&) = delete;
     Producer& operator=(const Producer&) = delete;
 
+    // Cancels what is under way, without telling `ended`. Returns what upstream had reported by then: it is paid for.
+    Usage cancel();
+
   private:
     struct State;
     std::shared_ptr<State> state_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "broker/ledger.hpp"
 #include "segment/counters.hpp"
 #include "segment/futex.hpp"
 #include "segment/reader.hpp"
@@ -167,6 +168,7 @@ Rescued rescue(const SegmentView& dead, Snapshots& to, const Clock& clock, std::
         ++(one.running ? rescued.interrupted : rescued.ended);
         if (unwritten >= kFlushEvery) flush();
     }
+    rescue_ledger(dead, to);
     flush(); // the segment goes next: what is not written by then has no second chance
     return rescued;
 }

@@ -150,18 +150,24 @@ Store::Store(Mapping memory, const StoreOptions& options, const Clock& clock)
 
 Store::~Store() = default;
 
-Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions& options,
-                                             const std::vector<TemplateSettings>& templates, const Clock& clock) {
-    if (options.slots < 1 || options.slots > kMaxSlots)
-        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} streams, found {}", kMaxSlots, options.slots);
-    const std::uint64_t needed = table_bytes(options.slots, templates.size()) + kLeastExtents;
-    if (memory.bytes() < needed)
+Result<void> Store::check_size(std::uint64_t bytes, std::uint32_t slots, std::size_t templates) {
+    if (slots < 1 || slots > kMaxSlots)
+        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} streams, found {}", kMaxSlots, slots);
+    const std::uint64_t needed = table_bytes(slots, templates) + kLeastExtents;
+    if (bytes < needed)
         return fail(GCOALESCE_BAD_REQUEST,
                     "{} streams need a memory of at least {} bytes, found {}: raise --memory or "
                     "lower --streams",
-                    options.slots, needed, memory.bytes());
-    if (templates.empty() || templates.size() > kMostTemplates)
-        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} templates, found {}", kMostTemplates, templates.size());
+                    slots, needed, bytes);
+    if (templates < 1 || templates > kMostTemplates)
+        return fail(GCOALESCE_BAD_REQUEST, "expected 1 to {} templates, found {}", kMostTemplates, templates);
+    return {};
+}
+
+Result<std::unique_ptr<Store>> Store::create(Mapping memory, const StoreOptions& options,
+                                             const std::vector<TemplateSettings>& templates, const Clock& clock) {
+    if (const Result<void> fits = check_size(memory.bytes(), options.slots, templates.size()); !fits)
+        return tl::unexpected(fits.error());
 
     std::unique_ptr<Store> store(new Store(std::move(memory), options, clock));
     std::byte* base = store->memory_.data();
@@ -964,7 +970,7 @@ void Store::take_joins(LaneState& lane, std::uint32_t number) {
         word->fetch_sub(joins, std::memory_order_relaxed);
         if (!known.in_use || joins >= kMostJoinsASweep) continue;
         slots_[number].joins.fetch_add(joins, std::memory_order_relaxed);
-        count_request(known.template_index, status, joins);
+        count_request(known.template_index, status, true, joins);
         count_avoided(ref(number), joins);
     }
 }
@@ -1129,17 +1135,11 @@ void Store::count(std::uint32_t template_index, TemplateCounter counter, std::ui
     value.store(value.load(std::memory_order_relaxed) + add, std::memory_order_relaxed);
 }
 
-void Store::count(std::uint32_t template_index, std::string_view counter, std::uint64_t add) {
-    const auto found = std::find(std::begin(kTemplateCounterNames), std::end(kTemplateCounterNames), counter);
-    if (found != std::end(kTemplateCounterNames))
-        count(template_index, static_cast<TemplateCounter>(found - std::begin(kTemplateCounterNames)), add);
-}
-
 std::uint64_t Store::counted(std::uint32_t template_index, TemplateCounter counter) const {
     return templates_[template_index].counts[static_cast<std::size_t>(counter)].load(std::memory_order_relaxed);
 }
 
-void Store::count_request(std::uint32_t template_index, gcoalesce_status status, std::uint64_t add) {
+void Store::count_request(std::uint32_t template_index, gcoalesce_status status, bool coalesced, std::uint64_t add) {
     constexpr Counter totals[] = {Counter::requests_refused,    Counter::requests_started,  Counter::requests_joined,
                                   Counter::requests_fresh,      Counter::requests_snapshot, Counter::requests_resumed,
                                   Counter::requests_individual, Counter::requests_bypass};
@@ -1153,8 +1153,7 @@ void Store::count_request(std::uint32_t template_index, gcoalesce_status status,
         return static_cast<TemplateCounter>(static_cast<std::uint32_t>(first) + bucket);
     };
     count(template_index, nth(TemplateCounter::requests_0s), add);
-    if (status == GCOALESCE_JOINED || status == GCOALESCE_FRESH || status == GCOALESCE_SNAPSHOT)
-        count(template_index, nth(TemplateCounter::coalesced_0s), add);
+    if (coalesced) count(template_index, nth(TemplateCounter::coalesced_0s), add);
 }
 
 void Store::count_avoided(StreamRef stream, std::uint64_t add) {

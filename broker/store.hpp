@@ -14,6 +14,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "broker/ledger.hpp"
 #include "broker/policy.hpp"
 #include "protocol/gemini.hpp"
 #include "segment/counters.hpp"
@@ -65,6 +66,8 @@ class Store {
   public:
     // The bytes a segment needs besides its extents.
     static std::size_t table_bytes(std::uint32_t slots, std::size_t templates = 1);
+    // GCOALESCE_BAD_REQUEST: too few bytes for the tables and 256 KiB of extents, or slots or templates out of range.
+    static Result<void> check_size(std::uint64_t bytes, std::uint32_t slots, std::size_t templates);
 
     // Another set in place of the present one; the first must be the default one. Streams of a template that is gone,
     // or that has another revision, are closed to joiners. GCOALESCE_BAD_REQUEST: more than there is room for (twice as
@@ -73,7 +76,7 @@ class Store {
     std::optional<std::uint32_t> template_index(std::string_view id) const; // of those in force
 
     // Formats `memory`, which must be zero, and keeps it. Not ready for readers before set_ready().
-    // GCOALESCE_BAD_REQUEST: too few bytes for the tables and 256 KiB of extents, or slots out of range.
+    // Errors: those of check_size().
     static Result<std::unique_ptr<Store>> create(Mapping memory, const StoreOptions& options,
                                                  const std::vector<TemplateSettings>& templates, const Clock& clock);
     ~Store();
@@ -166,13 +169,14 @@ class Store {
     // True: it stands there for the first time.
     bool note_error(Code code, int upstream_status, std::string_view message);
     void set_window(std::uint32_t template_index, Nanos until, Nanos pushed);
-    // Requests of a template, by how they were served; GCOALESCE_OPENING: they were refused.
-    void count_request(std::uint32_t template_index, gcoalesce_status status, std::uint64_t add = 1);
+    // Requests of a template, by how they were served; GCOALESCE_OPENING: they were refused. coalesced: they cost no
+    // call.
+    void count_request(std::uint32_t template_index, gcoalesce_status status, bool coalesced, std::uint64_t add = 1);
     // A request that reads a stream which another one paid for.
     void count_avoided(StreamRef stream, std::uint64_t add = 1);
     void count(std::uint32_t template_index, TemplateCounter counter, std::uint64_t add = 1);
-    void count(std::uint32_t template_index, std::string_view counter, std::uint64_t add); // an unknown one: nothing
     std::uint64_t counted(std::uint32_t template_index, TemplateCounter counter) const;
+    LedgerCounts counted(std::uint32_t template_index) const { return ledger_counts(templates_[template_index]); }
     void count_join_time(std::uint32_t template_index, Nanos took);
 
     std::size_t streams_in_use() const;

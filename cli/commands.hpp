@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/exit_codes.hpp"
 
@@ -27,8 +28,15 @@ void add_cancel(CLI::App& app, Context& context);
 void add_purge(CLI::App& app, Context& context);
 void add_key(CLI::App& app, Context& context);
 void add_stats(CLI::App& app, Context& context);
+void add_estimate(CLI::App& app, Context& context);
+void add_advise(CLI::App& app, Context& context);
 void add_templates(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_sim(CLI::App& app, Context& context);
+
+// What the shells ask: prints what may stand in place of the last word, one candidate a line, a description behind a
+// tab; ":files" and ":dirs" stand for names of files and directories. words: of the command line, without the program's
+// name.
+void complete(const CLI::App& app, const Context& context, const std::vector<std::string>& words);
 
 } // namespace gcoalesce::cli

@@ -28,6 +28,17 @@ int usage_error(const std::string& command, std::string message) {
     return static_cast<int>(ExitCode::usage);
 }
 
+int unknown_option(const std::string& command, const CLI::App& at, std::string option) {
+    option.erase(std::min(option.find('='), option.size()));
+    std::vector<std::string> known;
+    for (const CLI::App* app = &at; app != nullptr; app = app->get_parent()) {
+        for (const CLI::Option* one : app->get_options()) {
+            for (const std::string& name : one->get_lnames()) known.push_back("--" + name);
+        }
+    }
+    return usage_error(command, fmt::format("unknown option \"{}\"{}", option, gcoalesce::did_you_mean(option, known)));
+}
+
 int parse_error(const CLI::App& app, const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error); // --help, --version
     const CLI::App* at = &app; // how far the command is known
@@ -40,6 +51,7 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : at->get_subcommands([](const CLI::App*) { return true; }))
         names.push_back(command->get_name());
     const std::vector<std::string> extras = app.remaining();
+    if (!extras.empty() && extras.front().starts_with("--")) return unknown_option(name, *at, extras.front());
     if (names.empty() || extras.empty() || extras.front().starts_with("-")) return usage_error(name, error.what());
     return usage_error(
         name, fmt::format("unknown command \"{}\"{}", extras.front(), gcoalesce::did_you_mean(extras.front(), names)));
@@ -96,10 +108,16 @@ int run(int argc, char** argv) {
     add_purge(app, context);
     add_key(app, context);
     add_stats(app, context);
+    add_estimate(app, context);
+    add_advise(app, context);
     add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
 
+    if (argc > 1 && std::string_view(argv[1]) == "__complete") {
+        complete(app, context, {argv + 2, argv + argc});
+        return static_cast<int>(ExitCode::ok);
+    }
     try {
         try {
             app.parse(argc, argv);

@@ -10,10 +10,11 @@ packages() {
     build)
         echo ca-certificates ccache cmake g++ ninja-build pkg-config scdoc \
             libboost1.74-dev libcli11-dev libcurl4-openssl-dev libexpected-dev libfmt-dev libre2-dev libsqlite3-dev \
-            libssl-dev libsystemd-dev libutf8proc-dev nlohmann-json3-dev
+            libssl-dev libsystemd-dev libtomlplusplus-dev libutf8proc-dev nlohmann-json3-dev
         ;;
     test) # what the tests link, what they run, and what the checks among them run
-        echo catch2 gcc nginx-light openssl spin clang-format shellcheck ;;
+        echo catch2 gcc nginx-light openssl spin clang-format shellcheck bash zsh fish mandoc \
+            python3-prometheus-client ;;
     lint) echo clang-tidy ;;
     bench) echo libhiredis-dev redis-server ;;
     deb) echo build-essential debhelper dpkg-dev lintian ;;

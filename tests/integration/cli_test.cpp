@@ -48,8 +48,9 @@ TEST_CASE("a usage error is one line and a hint on standard error, and exit code
     check({"--instance", "x", "simm"},
           "gcoalesce: unknown command \"simm\"; did you mean \"sim\"?\ntry 'gcoalesce --help'\n");
     check({"frobnicate"}, "gcoalesce: unknown command \"frobnicate\"\ntry 'gcoalesce --help'\n");
-    check({"--frobnicate"},
-          "gcoalesce: The following argument was not expected: --frobnicate\ntry 'gcoalesce --help'\n");
+    check({"--frobnicate"}, "gcoalesce: unknown option \"--frobnicate\"\ntry 'gcoalesce --help'\n");
+    check({"sim", "--prot=1"},
+          "gcoalesce sim: unknown option \"--prot\"; did you mean \"--port\"?\ntry 'gcoalesce sim --help'\n");
     check({"sim", "--status", "99"},
           "gcoalesce sim: --status: expected a number from 200 to 599, found \"99\"\ntry 'gcoalesce sim --help'\n");
     check({"sim", "--gap", "5"},
