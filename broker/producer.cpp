@@ -83,7 +83,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     }
 
     void start_try() {
-        if (++tries > 1) store.count_retry(stream);
+        ++tries;
         store.count(Counter::upstream_calls);
         store.count(store.opening(stream).template_index, TemplateCounter::upstream_calls);
         reader.reset();
@@ -223,7 +223,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
             Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
             if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {
-                next_try = timers.after(delay, [this] { start_try(); });
+                next_try = timers.after(delay, [this, code = outcome.code, status = outcome.http_status] {
+                    store.count_retry(stream, code, status);
+                    start_try();
+                });
                 return;
             }
         }
