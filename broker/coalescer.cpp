@@ -100,6 +100,7 @@ Coalescer::Coalescer(Store& store, Upstream& upstream, Timers& timers, Snapshots
       snapshots_(snapshots),
       producer_limits_(producer_limits),
       limits_(limits) {
+    store_.set(Counter::snapshots_off, snapshots_ == nullptr ? 1 : 0);
     for (const TemplateSettings& settings : templates) {
         const auto state = std::make_shared<TemplateState>();
         state->settings = std::make_shared<const TemplateSettings>(settings);
@@ -323,7 +324,7 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
     }
     if (const Result<void> allowed = check_limits(waiting.request, *of); !allowed)
         return refuse(waiting, allowed.error());
-    store_.log(LogKind::demoted, 0, {}, of->alone);
+    store_.log(LogKind::demoted, 0, {}, of->alone, {}, of->index);
     start(waiting, of);
 }
 
@@ -573,8 +574,7 @@ Result<Nanos> Coalescer::notify_on(const std::vector<std::string>& ids, Nanos du
         of->window.on(now, duration != 0 ? duration : of->settings->window);
         of->pushed = now;
         tell_window(*of);
-        store_.log(LogKind::notify, 1, {}, static_cast<std::uint64_t>(to_ms(of->window.remaining(now))),
-                   of->settings->id);
+        store_.log(LogKind::notify, 1, {}, static_cast<std::uint64_t>(to_ms(of->window.remaining(now))), {}, of->index);
     }
     upstream_.warm_up(); // the first request of the push finds a connection
     return window_remaining(ids);
@@ -586,7 +586,7 @@ Result<Nanos> Coalescer::notify_off(const std::vector<std::string>& ids) {
     for (TemplateState* of : *all) {
         of->window.off(timers_.clock().monotonic());
         tell_window(*of);
-        store_.log(LogKind::notify, 0, {}, 0, of->settings->id);
+        store_.log(LogKind::notify, 0, {}, 0, {}, of->index);
     }
     return window_remaining(ids);
 }

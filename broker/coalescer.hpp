@@ -59,7 +59,10 @@ class Coalescer {
     bool withdraw(Ticket ticket);
 
     // No API key: every request that needs a call is refused. Told at start and whenever the key is read again.
-    void set_key_missing(bool missing) { key_missing_ = missing; }
+    void set_key_missing(bool missing) {
+        key_missing_ = missing;
+        store_.set(Counter::api_key_missing, missing ? 1 : 0);
+    }
 
     // ---- operators ----
 

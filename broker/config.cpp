@@ -2,9 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <grp.h>
+#include <iostream>
 #include <map>
 
 #define TOML_EXCEPTIONS 0
@@ -239,7 +242,11 @@ Parsed parse_command_line(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& success) { // help, version
-        return {std::nullopt, app.exit(success)};
+        const int code = app.exit(success);
+        std::cout.flush();
+        if (std::cout) return {std::nullopt, code};
+        fmt::print(stderr, "gcoalesced: cannot write to standard output: {}\n", std::strerror(errno));
+        return {std::nullopt, exit_failure};
     } catch (const CLI::ExtrasError& error) {
         const std::string option = app.remaining().front();
         if (!option.starts_with("--")) return usage(error.what());

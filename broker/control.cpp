@@ -109,6 +109,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
     enum class Stage { hello, ready, attached, over } stage = Stage::hello;
     bool connected = true;
     LaneId attachment = 0;
+    Nanos attached_at = 0;
     Mapping lane;
     std::string name;
     FrameSplitter frames;
@@ -217,6 +218,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
             return take_hello(server, *hello);
         if (std::holds_alternative<message::Ready>(message) && stage == Stage::ready) {
             stage = Stage::attached;
+            attached_at = server.store.clock().monotonic();
             deadline.cancel();
             watch_process(server);
             return {};
@@ -231,6 +233,10 @@ struct Connection : std::enable_shared_from_this<Connection> {
             if (auto* cancel = std::get_if<message::Cancel>(&message)) return take_cancel(server, *cancel);
             if (auto* purge = std::get_if<message::Purge>(&message)) return take_purge(server, *purge);
             if (auto* reload = std::get_if<message::Reload>(&message)) return take_reload(server, *reload);
+            if (auto* clients = std::get_if<message::Clients>(&message)) {
+                take_clients(server, *clients);
+                return {};
+            }
         }
         return fail(GCOALESCE_BAD_REQUEST, "a message that has no place here: expected {}",
                     stage == Stage::hello   ? "hello"
@@ -543,6 +549,52 @@ struct Connection : std::enable_shared_from_this<Connection> {
         }
         answer_command(server, reload.id, "reload", std::size_t{0});
         return {};
+    }
+
+    // A bounded number of clients for each question, so that however many there are, nobody waits for the answer.
+    void take_clients(Server& server, const message::Clients& asked) {
+        std::vector<const Connection*> others;
+        for (const auto& connection : server.connections) {
+            if (connection->attachment > asked.after && connection->attached_at != 0)
+                others.push_back(connection.get());
+        }
+        const std::size_t told = std::min(others.size(), kClientsAtOnce);
+        std::ranges::partial_sort(others, others.begin() + static_cast<std::ptrdiff_t>(told), std::less{},
+                                  [](const Connection* other) { return other->attachment; });
+        for (std::size_t i = 0; i < told; ++i) {
+            message::Client client = others[i]->describe(server);
+            client.id = asked.id;
+            send(encode(client));
+        }
+        send(encode(message::Done{asked.id, others.size() - told}));
+    }
+
+    message::Client describe(Server& server) const {
+        message::Client client;
+        client.attachment = attachment;
+        client.name = name;
+        client.pid = static_cast<std::uint32_t>(peer.pid);
+        client.uid = peer.uid;
+        client.attached_ms = to_ms(server.store.clock().monotonic() - attached_at);
+        client.connected = connected;
+        client.waiting = waiting.size() + parsing.size() + (receiving ? 1 : 0);
+        const Lane view(lane.data(), server.store.view().slot_count());
+        client.revoked = view.revoked();
+        for (std::uint32_t number = 0; number < view.slots() && !client.revoked; ++number) {
+            const std::uint32_t pins = view.pins(number);
+            const Slot& slot = server.store.slot(number);
+            // What a client scribbles into its lane on a free slot is no pin.
+            if (pins == 0 || slot.state.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(SlotState::free))
+                continue;
+            client.readers += pins;
+            ++client.pinned_streams;
+            if (slot.evicted.load(std::memory_order_relaxed) == 0)
+                client.pinned_bytes += slot.committed_bytes.load(std::memory_order_relaxed);
+            const std::string one = fmt::format("{}{}:{}", client.pinned.empty() ? "" : ",",
+                                                to_hex(server.store.stream_id(server.store.ref(number))), pins);
+            if (client.pinned.size() + one.size() <= kMaxPins) client.pinned += one;
+        }
+        return client;
     }
 
     // ---- output ----

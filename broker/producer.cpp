@@ -110,7 +110,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     }
 
     void try_once() {
-        if (++tries > 1) store.count_retry(stream);
+        ++tries;
         store.count(Counter::upstream_calls);
         store.count(store.opening(stream).template_index, TemplateCounter::upstream_calls);
         reader.reset();
@@ -260,7 +260,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
             if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {
                 reader.reset();
-                next_try = timers.after(delay, [this] { start_try(); });
+                next_try = timers.after(delay, [this, code = outcome.code, status = outcome.http_status] {
+                    store.count_retry(stream, code, status);
+                    start_try();
+                });
                 return;
             }
         }

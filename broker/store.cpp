@@ -103,7 +103,8 @@ struct Store::Private {
     std::uint64_t held = 0;        // bytes of all extents
     std::uint64_t coalesced = 0;   // requests that read it at no cost, before its cost was known
     bool dropped = false;
-    bool paid = true; // a call was made for it
+    bool served = false; // somebody was given it
+    bool paid = true;    // a call was made for it
     StreamId stream_id = 0;
     Nanos opened = 0;
     Nanos ended_at = 0;
@@ -707,11 +708,12 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     publish(s, stream.slot);
 }
 
-void Store::count_retry(StreamRef stream) {
+void Store::count_retry(StreamRef stream, Code failure, int upstream_status) {
     if (!holds(stream)) return;
-    slot(stream).retries.fetch_add(1, std::memory_order_relaxed);
+    set_upstream_status(stream, upstream_status);
+    const std::uint32_t retry = slot(stream).retries.fetch_add(1, std::memory_order_relaxed) + 1;
     count(Counter::upstream_retries);
-    log(LogKind::retry, 0, stream);
+    log(LogKind::retry, failure, stream, retry);
 }
 
 void Store::set_upstream_status(StreamRef stream, int status) {
@@ -954,7 +956,9 @@ Result<void> Store::pin(LaneId id, StreamRef stream) {
         for (LaneState::Seen& seen : lane->seen) { // a new reader has the stall timeout before it
             if (seen.slot == stream.slot) seen.moved = clock_.monotonic();
         }
-        slots_[stream.slot].joins.fetch_add(1, std::memory_order_relaxed);
+        // It was opened for the first one.
+        if (std::exchange(private_[stream.slot].served, true))
+            slots_[stream.slot].joins.fetch_add(1, std::memory_order_relaxed);
         return {};
     }
     return fail(GCOALESCE_NOT_FOUND, "no such attachment");
@@ -1072,7 +1076,7 @@ void Store::set(Counter counter, std::uint64_t value) {
 }
 
 void Store::log(LogKind kind, std::int32_t code, std::optional<StreamRef> stream, std::uint64_t number,
-                std::string_view text) {
+                std::string_view text, std::uint32_t template_index) {
     const std::uint64_t next = header_->log_next.load(std::memory_order_relaxed);
     LogRecord& record = log_[next % header_->log.count];
     LogFacts facts{};
@@ -1081,8 +1085,12 @@ void Store::log(LogKind kind, std::int32_t code, std::optional<StreamRef> stream
     facts.kind = static_cast<std::uint32_t>(kind);
     facts.code = code;
     facts.number = number;
+    facts.template_index = template_index;
     facts.text.assign(text);
     if (stream && holds(*stream)) {
+        facts.template_index = private_[stream->slot].template_index;
+        facts.upstream_status =
+            static_cast<std::int32_t>(slot(*stream).upstream_status.load(std::memory_order_relaxed));
         facts.stream_id = slot(*stream).opening.load().stream_id;
         facts.key_prefix = key_fingerprint(private_[stream->slot].key);
     }

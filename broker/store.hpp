@@ -130,7 +130,8 @@ class Store {
     // *before* the ending shows, so that whoever sees it and asks again starts anew.
     void end(StreamRef stream, SlotEnding ending, Nanos fresh_for);
 
-    void count_retry(StreamRef stream);
+    // The call is made again, since it failed so.
+    void count_retry(StreamRef stream, Code failure, int upstream_status);
     void set_upstream_status(StreamRef stream, int status);
 
     // Takes the stream out of the index and closes its slot; returns how many pins it has, exactly: after this, no
@@ -165,7 +166,7 @@ class Store {
     void set(Counter gauge, std::uint64_t value);
     std::uint64_t counted(Counter counter) const;
     void log(LogKind kind, std::int32_t code = 0, std::optional<StreamRef> stream = {}, std::uint64_t number = 0,
-             std::string_view text = {});
+             std::string_view text = {}, std::uint32_t template_index = kNoTemplate);
     // True: it stands there for the first time.
     bool note_error(Code code, int upstream_status, std::string_view message);
     void set_window(std::uint32_t template_index, Nanos until, Nanos pushed);

@@ -2,9 +2,14 @@
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <climits>
+#include <csignal>
+#include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <poll.h>
 #include <unistd.h>
 
@@ -23,6 +28,7 @@ namespace gcoalesce::cli {
 namespace {
 
 constexpr Nanos kSlice = kSecond;
+constexpr Nanos kFirstSlice = 100 * kMillisecond; // until it is known which stream it is
 
 constexpr const char* kFooter = R"(
 The prompt is what stands on the command line; standard input, unless that is a
@@ -75,15 +81,67 @@ void check_combination(const Arguments& arguments) {
         throw CLI::ValidationError("--lines", "expected standard input to be a file or a pipe");
 }
 
+// What Ctrl-C says on standard error before it ends the program: how to go on with the answer. There is one at a time,
+// and one thread.
+class ResumeHint {
+  public:
+    explicit ResumeHint(bool wanted) : wanted_(wanted) {
+        if (!wanted_) return;
+        struct sigaction action {
+        }, old{};
+        action.sa_handler = say_it;
+        ::sigaction(SIGINT, &action, &old);
+        if (old.sa_handler == SIG_IGN) ::sigaction(SIGINT, &old, nullptr); // nohup(1) and the like
+    }
+    ~ResumeHint() {
+        current.store(nullptr);
+        if (wanted_) std::signal(SIGINT, SIG_DFL);
+    }
+    ResumeHint(const ResumeHint&) = delete;
+    ResumeHint& operator=(const ResumeHint&) = delete;
+
+    void set(const std::string& event_id, bool within_line) {
+        if (!wanted_ || event_id.empty()) return;
+        // Written while the other one is in force: the signal may come at any moment.
+        Words& words = both[current.load() == &both[0] ? 1 : 0];
+        const auto end = fmt::format_to_n(words.text.data(), words.text.size(),
+                                          "{}gcoalesce: interrupted; `gcoalesce ask --resume {}` goes on with it\n",
+                                          within_line ? "\n" : "", event_id);
+        words.bytes = std::min(end.size, words.text.size());
+        current.store(&words);
+    }
+
+  private:
+    struct Words {
+        std::array<char, 128> text;
+        std::size_t bytes;
+    };
+    static inline std::array<Words, 2> both{};
+    static inline std::atomic<const Words*> current{nullptr};
+    static_assert(std::atomic<const Words*>::is_always_lock_free);
+
+    static void say_it(int number) {
+        if (const Words* words = current.load(); words != nullptr) [[maybe_unused]]
+            const ssize_t written = ::write(STDERR_FILENO, words->text.data(), words->bytes);
+        std::signal(number, SIG_DFL);
+        ::raise(number); // ends us when this handler returns
+    }
+
+    bool wanted_;
+};
+
 // Prints what comes, then what is to say of it.
 ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool status) {
     const bool terminal = is_terminal(STDOUT_FILENO);
     const Form form = arguments.events ? Form::lines : arguments.sse ? Form::sse : Form::text;
     char last = '\n';
     std::size_t printed = 0; // of the text
-    for (;;) {
+    std::optional<ResumeHint> hint(std::in_place, status || is_terminal(STDERR_FILENO));
+    for (std::string id;; id = exchange.last_event_id()) {
+        hint->set(id, terminal && last != '\n');
         std::string_view event;
-        const Exchange::Step step = exchange.next(system_clock().monotonic() + kSlice, event);
+        const Nanos slice = id.empty() ? kFirstSlice : kSlice;
+        const Exchange::Step step = exchange.next(system_clock().monotonic() + slice, event);
         if (step == Exchange::Step::over) break;
         if (step == Exchange::Step::nothing || arguments.json) continue;
         std::string out = form == Form::text ? exchange.text().substr(printed) : render(form, event);
@@ -93,6 +151,7 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
         write_out(out);
         last = out.back();
     }
+    hint.reset(); // nothing is left to go on with
     if (arguments.json && (!exchange.failure() || exchange.events() > 0)) write_out(json_line(exchange.to_json()));
     if (last != '\n' && terminal) write_out("\n");
 

@@ -22,7 +22,12 @@ struct Context {
 // parsing.
 void add_ask(CLI::App& app, Context& context);
 void add_keys(CLI::App& app, Context& context);
+void add_show(CLI::App& app, Context& context);
 void add_dump(CLI::App& app, Context& context);
+void add_log(CLI::App& app, Context& context);
+void add_top(CLI::App& app, Context& context);
+void add_clients(CLI::App& app, Context& context);
+void add_doctor(CLI::App& app, Context& context);
 void add_notify(CLI::App& app, Context& context);
 void add_cancel(CLI::App& app, Context& context);
 void add_purge(CLI::App& app, Context& context);

@@ -1,15 +1,14 @@
 // gcoalesce dump: one stream's buffer.
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
-#include <algorithm>
-#include <cctype>
 #include <fmt/format.h>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/find_stream.hpp"
 #include "cli/inspect.hpp"
+#include "cli/redact.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/view/escape.hpp"
@@ -28,12 +27,13 @@ several keys or streams: they are listed, and the exit code is 1.
 
   text  the answer's text, without thoughts (default)
   sse   each event framed as Gemini frames it
-  raw   each event's JSON as it came, one a line
+  raw   the bytes of each event as they came, a line feed behind each
   json  one object a line: number and data of each event, at last the ending
 
 Each event is copied and then proved to be this stream's. The stream stays what it
 was: looking is no joining, and may come too late. On a terminal, control characters
-are escaped (--raw: they are not).
+are escaped (--raw: they are not). --redact leaves the protocol's words and numbers,
+and of what people and the model said only how long it is.
 
 Exit codes: 1 no such stream, or its events are gone; 3 its broker is dead (what is
 there is shown); 8 events were shown, then the rest was lost.)";
@@ -42,35 +42,8 @@ struct Arguments {
     std::string name;
     std::string format = "text";
     std::uint64_t from = 1;
-    bool follow = false, raw = false;
+    bool follow = false, raw = false, redact = false;
 };
-
-std::string describe(const StreamFacts& stream) {
-    return fmt::format("key {}, stream {}, {}, {}", to_hex(stream.key), to_hex(stream.opening.stream_id),
-                       stream.state(), counted(stream.events, "event"));
-}
-
-// The stream that the name means; nothing: it has said why not.
-std::optional<StreamFacts> find_stream(const SegmentView& segment, std::string name) {
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-    std::vector<StreamFacts> found; // one for each key, the newest; and one for each stream id
-    for (const StreamFacts& stream : all_streams(segment)) {
-        if (to_hex(stream.opening.stream_id).starts_with(name)) {
-            found.push_back(stream);
-        } else if (to_hex(stream.key).starts_with(name) &&
-                   std::ranges::none_of(found, [&](const StreamFacts& other) { return other.key == stream.key; })) {
-            found.push_back(stream);
-        }
-    }
-    if (found.size() == 1) return found.front();
-    if (found.empty()) {
-        complain(fmt::format("no stream's key or id begins with \"{}\": `gcoalesce keys` lists them", name));
-        return std::nullopt;
-    }
-    complain(fmt::format("\"{}\" fits {} streams, tell more digits:", name, found.size()));
-    for (const StreamFacts& stream : found) complain(describe(stream));
-    return std::nullopt;
-}
 
 class Dump {
   public:
@@ -101,18 +74,18 @@ class Dump {
     }
 
   private:
-    void show(const std::string& event) {
+    void show(const std::string& bytes) {
         if (reader_.events_read() < arguments_.from) return;
+        const std::string event = arguments_.redact ? redact(bytes) : bytes;
         std::string out;
         if (arguments_.format == "json") {
             out = nlohmann::json::accept(event)
                       ? fmt::format("{{\"number\":{},\"data\":{}}}\n", reader_.events_read(), one_line(event))
                       : json_line({{"number", reader_.events_read()}, {"text", event}});
+        } else if (arguments_.format == "raw") {
+            out = event + "\n";
         } else {
-            const Form form = arguments_.format == "sse"   ? Form::sse
-                              : arguments_.format == "raw" ? Form::lines
-                                                           : Form::text;
-            out = render(form, event);
+            out = render(arguments_.format == "sse" ? Form::sse : Form::text, event);
         }
         if (out.empty()) return;
         write_out(escape_ ? escape_controls(out) : out);
@@ -168,17 +141,10 @@ class Dump {
 };
 
 void run_dump(const Arguments& arguments, Context& context) {
-    const bool hex = std::ranges::all_of(arguments.name, [](unsigned char c) { return std::isxdigit(c) != 0; });
-    if (!hex || arguments.name.size() < 4 || arguments.name.size() > 64)
-        throw CLI::ValidationError("NAME",
-                                   fmt::format("expected 4 to 64 hexadecimal digits, found \"{}\"", arguments.name));
     const std::optional<Inspection> inspected = inspect(context, false);
     if (!inspected) return;
-    const std::optional<StreamFacts> stream = find_stream(inspected->segment.view, arguments.name);
-    if (!stream) {
-        context.exit = ExitCode::failed;
-        return;
-    }
+    const std::optional<StreamFacts> stream = find_stream(context, inspected->segment.view, arguments.name);
+    if (!stream) return;
     const ExitCode code = Dump(arguments, *inspected, *stream).run();
     if (code != ExitCode::ok) context.exit = code;
 }
@@ -193,9 +159,12 @@ void add_dump(CLI::App& app, Context& context) {
         ->check(CLI::IsMember({"text", "sse", "json", "raw"}))
         ->type_name("FORMAT");
     command->add_option("--from", arguments->from, "number of the first event shown (default 1)")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Validator(
+            [](std::string& text) { return text != "0" ? std::string() : "events are numbered from 1, found \"0\""; },
+            "", "from"))
         ->type_name("N");
     command->add_flag("--follow", arguments->follow, "wait for the stream's end");
+    command->add_flag("--redact", arguments->redact, "without what the answer says");
     command->add_flag("--raw", arguments->raw, "control characters as they are, on a terminal too");
     command->footer(kFooter);
     command->callback([arguments, &context] { run_dump(*arguments, context); });

@@ -44,6 +44,10 @@ Exchange::Exchange(gcoalesce_attachment& attachment, const Question& question)
     request.realm = text(question.realm);
     request.explicit_key = text(question.explicit_key);
     request.resume = text(question.resume);
+    if (const std::optional<EventId> read = parse_event_id(question.resume)) {
+        last_number_ = read->number;
+        goes_on_ = last_number_ > 0;
+    }
     request.max_age_ms = question.max_age_ms;
     request.no_store = question.no_store ? 1 : 0;
     request.body = question.body.data();
@@ -62,7 +66,10 @@ Exchange::Step Exchange::next(Nanos until, std::string_view& event) {
     gcoalesce_event taken{};
     const gcoalesce_code code = gcoalesce_next(subscription_.get(), to_ms(wait + kMillisecond - 1), &taken);
     if (code == GCOALESCE_OK) {
-        if (events_++ == 0) first_event_ = system_clock().monotonic();
+        if (events_++ == 0) {
+            first_event_ = system_clock().monotonic();
+            gcoalesce_info_of(subscription_.get(), &info_);
+        }
         event_bytes_ += taken.bytes;
         last_number_ = taken.number;
         event = {taken.data, taken.bytes};
@@ -98,7 +105,7 @@ Exchange::Step Exchange::judge(Code code) {
     }
     const std::string_view reason = ending_.finish_reason;
     if (ending_.kind != GCOALESCE_COMPLETE) return end(Error{ending_.code, ending_.message, ending_.retry_ms});
-    blocked_ = text_.empty() && reason != "STOP";
+    blocked_ = text_.empty() && !goes_on_ && reason != "STOP";
     if (!blocked_) return end(std::nullopt);
     return end(Error{GCOALESCE_BAD_ANSWER,
                      fmt::format("no text: the answer was blocked or empty, its reason is {}", reason), 0});
@@ -120,7 +127,7 @@ Exchange::Step Exchange::end(std::optional<Error> failure) {
 }
 
 std::string Exchange::last_event_id() const {
-    return to_text(EventId{info_.stream_id, last_number_});
+    return info_.stream_id == 0 ? "" : to_text(EventId{info_.stream_id, last_number_});
 }
 
 ExitCode Exchange::exit_code() const {
@@ -134,7 +141,7 @@ std::string Exchange::remark() const {
     if (failure_) return {};
     const std::string_view reason = ending_.finish_reason;
     if (reason != "STOP") return fmt::format("the answer stopped early: {}", reason);
-    return text_.empty() ? "the answer has no text; --events shows what it has" : "";
+    return text_.empty() && !goes_on_ ? "the answer has no text; --events shows what it has" : "";
 }
 
 std::string Exchange::status_line() const {

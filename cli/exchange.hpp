@@ -38,6 +38,8 @@ class Exchange {
     Nanos deadline() const { return deadline_; }
     std::uint64_t events() const { return events_; }
     const std::string& text() const { return text_; } // of the answer so far, thoughts apart
+    // What to resume behind: the last event that was read, or the stream's beginning. "": there is no stream yet.
+    std::string last_event_id() const;
 
     // All below: once it is over.
 
@@ -46,8 +48,6 @@ class Exchange {
     ExitCode exit_code() const;
     // For people: what else there is to say of an answer that did not fail; "" mostly.
     std::string remark() const;
-    // What to resume behind.
-    std::string last_event_id() const;
     // How it was served, when what came, and what it cost: one line.
     std::string status_line() const;
     // All of that and the text, as one object.
@@ -64,6 +64,7 @@ class Exchange {
     std::string text_, thoughts_;
     std::optional<Error> failure_;
     bool blocked_ = false;
+    bool goes_on_ = false; // behind events that were read before: the text may have been there
     gcoalesce_info info_{};
     gcoalesce_ending ending_{};
 };

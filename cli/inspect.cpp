@@ -50,19 +50,26 @@ BrokerFacts broker_facts(const OpenSegment& segment, const Instance& instance) {
 
 } // namespace
 
-std::optional<Inspection> inspect(Context& context, bool json) {
+Result<Inspection> look(const Context& context) {
     const Result<Instance> instance = resolve_instance(context.instance.c_str(), context.runtime_dir.c_str());
-    Result<OpenSegment> segment =
-        instance ? open_segment(*instance) : Result<OpenSegment>(tl::unexpected(instance.error()));
-    if (!segment) {
-        report(context, segment.error(), json);
+    if (!instance) return tl::unexpected(instance.error());
+    Result<OpenSegment> segment = open_segment(*instance);
+    if (!segment) return tl::unexpected(segment.error());
+    BrokerFacts broker = broker_facts(*segment, *instance);
+    return Inspection{std::move(*segment), std::move(broker)};
+}
+
+std::optional<Inspection> inspect(Context& context, bool json) {
+    Result<Inspection> inspected = look(context);
+    if (!inspected) {
+        report(context, inspected.error(), json);
         return std::nullopt;
     }
-    BrokerFacts broker = broker_facts(*segment, *instance);
+    const BrokerFacts& broker = inspected->broker;
     if (!broker.reachable || context.verbose) complain(broker_line(broker));
     if (context.verbose) complain(fmt::format("that is gcoalesced {}, layout {}", broker.version, broker.layout));
     if (!broker.reachable) context.exit = ExitCode::no_broker;
-    return Inspection{std::move(*segment), std::move(broker)};
+    return std::move(*inspected);
 }
 
 std::string broker_line(const BrokerFacts& broker) {

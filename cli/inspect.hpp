@@ -1,4 +1,5 @@
-// What the segment tells people who only look: `keys`, `dump` and `stats` need no broker, and disturb none.
+// What the segment tells people who only look: `keys`, `show`, `dump`, `log`, `top` and `stats` need no broker, and
+// disturb none.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -27,7 +28,10 @@ struct Inspection {
     BrokerFacts broker;
 };
 
-// Opens the segment that the command line means. Where it cannot, it has reported why and set context.exit; where the
+// Opens the segment that the command line means. Errors: resolve_instance()'s and open_segment()'s.
+Result<Inspection> look(const Context& context);
+
+// The same. Where it cannot, it has reported why and set context.exit; where the
 // broker of what is shown cannot be reached, it has said so on standard error and set context.exit to no_broker.
 std::optional<Inspection> inspect(Context& context, bool json);
 

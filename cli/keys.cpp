@@ -1,9 +1,15 @@
 // gcoalesce keys: what is in flight and what is kept.
 #include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
 #include <fmt/format.h>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/nearest.hpp"
 #include "base/units.hpp"
@@ -11,94 +17,131 @@
 #include "cli/inspect.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
+#include "cli/stream_json.hpp"
 #include "cli/template_facts.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
-#include "protocol/gemini.hpp"
 
 namespace gcoalesce::cli {
 namespace {
 
 constexpr const char* kFooter = R"(
 One line for each stream in the segment, the newest first. FRESH FOR: how long equal
-requests still read it. A state other than complete says how the stream went wrong;
-"evicted" that its events are gone.
+requests still read it. JOINS: the requests that it served beside the one that it was
+opened for. A state other than complete says how the stream went wrong; "evicted" that
+its events are gone.
+
+Filters that are given more than once let pass what fits any of them; different ones,
+what fits all. --watch shows it again and again: on a terminal in place, else one table,
+or with --json one object a line, after the other.
 
 Reads the segment alone: it needs no running broker and disturbs none. Where the
 broker is dead, it shows what that left, says so, and exits with 3.)";
 
-nlohmann::ordered_json to_json(const StreamFacts& stream, const SegmentView& segment, Nanos now) {
-    nlohmann::ordered_json json{
-        {"key", to_hex(stream.key)},
-        {"stream_id", to_hex(stream.opening.stream_id)},
-        {"template", template_name(segment, stream.opening.template_index)},
-        {"model", stream.opening.model.view()},
-        {"method", static_cast<Method>(stream.opening.method) == Method::unary ? "unary" : "stream"},
-        {"state", stream.state()},
-        {"joinable", stream.open_to_joiners && (stream.in_flight || stream.fresh_for(now) > 0)},
-        {"evicted", stream.evicted},
-        {"opened_wall_ms", to_ms(stream.opening.opened_wall_ns)},
-        {"age_ms", to_ms(now - stream.opening.opened_ns)},
-        {"first_event_ms", nullptr},
-        {"events", stream.events},
-        {"event_bytes", stream.event_bytes},
-        {"subscribers", stream.subscribers},
-        {"joins", stream.joins},
-        {"retries", stream.retries},
-        {"upstream_status", stream.upstream_status},
-        {"fresh_for_ms", to_ms(stream.fresh_for(now))},
-    };
-    if (stream.first_event_ns != 0) json["first_event_ms"] = to_ms(stream.first_event_ns - stream.opening.opened_ns);
-    if (stream.in_flight) return json;
-    json["duration_ms"] = to_ms(stream.ending.ended_ns - stream.opening.opened_ns);
-    json["reusable"] = stream.ending.reusable != 0;
-    json["finish_reason"] = stream.ending.finish_reason.view();
-    json["code"] = code_name(static_cast<Code>(stream.ending.code));
-    json["message"] = stream.ending.message.view();
-    json["prompt_tokens"] = stream.ending.prompt_tokens;
-    json["cached_tokens"] = stream.ending.cached_tokens;
-    json["thought_tokens"] = stream.ending.thought_tokens;
-    json["answer_tokens"] = stream.ending.answer_tokens;
-    json["total_tokens"] = stream.ending.total_tokens;
-    return json;
+constexpr std::array kStates{"in_flight", "complete",  "failed",      "truncated",
+                             "invalid",   "cancelled", "interrupted", "evicted"};
+constexpr std::array kOrders{"age",   "key",         "stream", "state", "template", "events",
+                             "bytes", "subscribers", "joins",  "fresh", "model"};
+
+struct Arguments {
+    std::vector<std::string> templates, states, prefixes;
+    std::string older_than, younger_than, sort = "age", every = "1s";
+    bool reverse = false, watch = false, json = false;
+    std::uint64_t count = 0;
+};
+
+// What of the command line is no text.
+struct Selection {
+    std::vector<std::string> templates, states, prefixes; // lower-case digits
+    Nanos least_age = 0, most_age = INT64_MAX;
+
+    bool takes(const StreamFacts& stream, const SegmentView& segment, Nanos now) const;
+};
+
+const char* shown_state(const StreamFacts& stream) {
+    return stream.evicted ? "evicted" : stream.state();
+}
+
+bool any(const std::vector<std::string>& wanted, const std::function<bool(const std::string&)>& fits) {
+    return wanted.empty() || std::ranges::any_of(wanted, fits);
+}
+
+bool Selection::takes(const StreamFacts& stream, const SegmentView& segment, Nanos now) const {
+    const Nanos age = now - stream.opening.opened_ns;
+    if (age < least_age || age > most_age) return false;
+    return any(states, [&](const std::string& state) { return state == shown_state(stream); }) &&
+           any(templates,
+               [&](const std::string& id) { return id == template_name(segment, stream.opening.template_index); }) &&
+           any(prefixes, [&](const std::string& digits) {
+               return to_hex(stream.key).starts_with(digits) || to_hex(stream.opening.stream_id).starts_with(digits);
+           });
+}
+
+Nanos duration_of(const char* option, const std::string& text) {
+    const Result<Nanos> duration = parse_duration(text);
+    if (!duration) throw CLI::ValidationError(option, duration.error().message);
+    return *duration;
+}
+
+template <std::size_t N>
+void check_word(const char* option, const std::string& word, const std::array<const char*, N>& known) {
+    if (std::ranges::find(known, word) != known.end()) return;
+    const std::vector<std::string> words(known.begin(), known.end());
+    throw CLI::ValidationError(option, fmt::format("expected one of {}, found \"{}\"{}", fmt::join(words, ", "), word,
+                                                   did_you_mean(word, words)));
+}
+
+Selection selection_of(const Arguments& arguments) {
+    Selection selection{arguments.templates, arguments.states, arguments.prefixes};
+    for (const std::string& state : arguments.states) check_word("--state", state, kStates);
+    for (std::string& digits : selection.prefixes) {
+        if (!std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; }))
+            throw CLI::ValidationError("--key", fmt::format("expected hexadecimal digits, found \"{}\"", digits));
+        std::ranges::transform(digits, digits.begin(), [](unsigned char c) { return std::tolower(c); });
+    }
+    if (!arguments.older_than.empty()) selection.least_age = duration_of("--older-than", arguments.older_than);
+    if (!arguments.younger_than.empty()) selection.most_age = duration_of("--younger-than", arguments.younger_than);
+    return selection;
 }
 
 // GCOALESCE_NOT_FOUND names the nearest. Templates that are no longer in force may have left streams.
-Result<void> check_known(const SegmentView& segment, const std::string& id) {
+Result<void> check_known(const SegmentView& segment, const std::vector<std::string>& ids) {
     std::vector<std::string> known;
     for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
         if (const std::optional<TemplateFacts> facts = template_facts(segment, i)) known.push_back(facts->id());
     }
-    if (std::ranges::find(known, id) != known.end()) return {};
-    return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
+    for (const std::string& id : ids) {
+        if (std::ranges::find(known, id) == known.end())
+            return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
+    }
+    return {};
 }
 
-void run_keys(Context& context, const std::string& only, bool as_json) {
-    const std::optional<Inspection> inspected = inspect(context, as_json);
-    if (!inspected) return;
-    const SegmentView& segment = inspected->segment.view;
-    if (const Result<void> known = only.empty() ? Result<void>{} : check_known(segment, only); !known) {
-        report(context, known.error(), as_json);
-        return;
-    }
-    std::vector<StreamFacts> streams = all_streams(segment);
-    if (!only.empty())
-        std::erase_if(streams, [&](const StreamFacts& stream) {
-            return template_name(segment, stream.opening.template_index) != only;
-        });
-    const Nanos now = system_clock().monotonic();
-    if (as_json) {
-        nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
-        json["keys"] = nlohmann::ordered_json::array();
-        for (const StreamFacts& stream : streams) json["keys"].push_back(to_json(stream, segment, now));
-        write_out(json_line(json));
-        return;
-    }
-    if (inspected->broker.reachable && !context.verbose) complain(broker_line(inspected->broker));
+// Texts from a to z, numbers from the largest; times from now on away.
+void sort(std::vector<StreamFacts>& streams, const std::string& by, const SegmentView& segment, Nanos now) {
+    const auto largest = [&](auto number) { std::ranges::stable_sort(streams, std::greater{}, number); };
+    const auto first = [&](auto text) { std::ranges::stable_sort(streams, std::less{}, text); };
+    const auto fresh_for = [&](const StreamFacts& s) { return s.open_to_joiners ? s.fresh_for(now) : 0; };
+    if (by == "key") return first(&StreamFacts::key);
+    if (by == "stream") return first([](const StreamFacts& s) { return s.opening.stream_id; });
+    if (by == "state") return first([](const StreamFacts& s) { return std::string_view(shown_state(s)); });
+    if (by == "template")
+        return first([&](const StreamFacts& s) { return template_name(segment, s.opening.template_index); });
+    if (by == "model") return first([](const StreamFacts& s) { return std::string(s.opening.model.view()); });
+    if (by == "events") return largest(&StreamFacts::events);
+    if (by == "bytes") return largest(&StreamFacts::event_bytes);
+    if (by == "subscribers") return largest(&StreamFacts::subscribers);
+    if (by == "joins") return largest(&StreamFacts::joins);
+    if (by == "fresh") return largest(fresh_for);
+    // "age": as all_streams() has them
+}
+
+std::string table_of(const std::vector<StreamFacts>& streams, const SegmentView& segment, Nanos now) {
     Table table({{"KEY"},
-                 {"TEMPLATE"},
+                 {"STREAM"},
                  {"STATE"},
                  {"AGE", Align::right},
+                 {"TEMPLATE"},
                  {"EVENTS", Align::right},
                  {"BYTES", Align::right},
                  {"SUBSCRIBERS", Align::right},
@@ -107,25 +150,89 @@ void run_keys(Context& context, const std::string& only, bool as_json) {
                  {"MODEL"}});
     for (const StreamFacts& stream : streams) {
         const Nanos fresh = stream.open_to_joiners ? stream.fresh_for(now) : 0;
-        table.add({to_hex(std::span(stream.key).first(4)), template_name(segment, stream.opening.template_index),
-                   stream.evicted ? "evicted" : stream.state(), format_duration(now - stream.opening.opened_ns),
-                   fmt::to_string(stream.events), format_size(stream.event_bytes), fmt::to_string(stream.subscribers),
-                   fmt::to_string(stream.joins), fresh > 0 ? format_duration(fresh) : "-",
-                   std::string(stream.opening.model.view())});
+        table.add({to_hex(std::span(stream.key).first(4)), to_hex(stream.opening.stream_id).substr(0, 8),
+                   shown_state(stream), format_duration(now - stream.opening.opened_ns),
+                   template_name(segment, stream.opening.template_index), fmt::to_string(stream.events),
+                   format_size(stream.event_bytes), fmt::to_string(stream.subscribers), fmt::to_string(stream.joins),
+                   fresh > 0 ? format_duration(fresh) : "-", std::string(stream.opening.model.view())});
     }
-    write_out(table.render(output_columns()));
+    return table.render(output_columns());
+}
+
+// Shows them as they stand now. False: that was not possible, or will not change any more.
+bool show(Context& context, const Arguments& arguments, const Selection& selection) {
+    const std::optional<Inspection> inspected = inspect(context, arguments.json);
+    if (!inspected) return false;
+    const SegmentView& segment = inspected->segment.view;
+    if (const Result<void> known = check_known(segment, selection.templates); !known) {
+        report(context, known.error(), arguments.json);
+        return false;
+    }
+    const Nanos now = system_clock().monotonic();
+    std::vector<StreamFacts> streams = all_streams(segment);
+    std::erase_if(streams, [&](const StreamFacts& stream) { return !selection.takes(stream, segment, now); });
+    sort(streams, arguments.sort, segment, now);
+    if (arguments.reverse) std::ranges::reverse(streams);
+    if (arguments.json) {
+        nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
+        json["keys"] = nlohmann::ordered_json::array();
+        for (const StreamFacts& stream : streams) json["keys"].push_back(stream_json(stream, segment, now));
+        write_out(json_line(json));
+    } else if (arguments.watch && is_terminal(1)) {
+        repaint(broker_line(inspected->broker) + "\n\n" + table_of(streams, segment, now));
+    } else {
+        if (inspected->broker.reachable && !context.verbose && !arguments.watch)
+            complain(broker_line(inspected->broker));
+        write_out(table_of(streams, segment, now) + (arguments.watch ? "\n" : ""));
+    }
+    return inspected->broker.reachable;
+}
+
+void run_keys(const Arguments& arguments, Context& context) {
+    const Selection selection = selection_of(arguments);
+    check_word("--sort", arguments.sort, kOrders);
+    const Nanos every = duration_of("--every", arguments.every);
+    if (every < 10 * kMillisecond)
+        throw CLI::ValidationError("--every", "expected at least 10ms, found " + arguments.every);
+    if (arguments.watch && is_terminal(1) && !arguments.json) write_out("\x1b[2J");
+    for (std::uint64_t shown = 1; show(context, arguments, selection) && arguments.watch; ++shown) {
+        if (shown == arguments.count) return;
+        std::this_thread::sleep_for(std::chrono::nanoseconds(every));
+    }
 }
 
 } // namespace
 
 void add_keys(CLI::App& app, Context& context) {
     CLI::App* command = app.add_subcommand("keys", "what is in flight and what is kept");
-    auto only = std::make_shared<std::string>();
-    auto json = std::make_shared<bool>(false);
-    command->add_option("--template", *only, "of this template only")->type_name("ID");
-    command->add_flag("--json", *json, "one JSON object");
+    auto arguments = std::make_shared<Arguments>();
+    command->add_option("--template", arguments->templates, "of this template (may be given again)")
+        ->type_name("ID")
+        ->allow_extra_args(false)
+        ->group("Filters");
+    command->add_option("--state", arguments->states, fmt::format("in this state: {}", fmt::join(kStates, ", ")))
+        ->type_name("STATE")
+        ->allow_extra_args(false)
+        ->group("Filters");
+    command->add_option("--key", arguments->prefixes, "whose key or stream id begins so")
+        ->type_name("DIGITS")
+        ->allow_extra_args(false)
+        ->group("Filters");
+    command->add_option("--older-than", arguments->older_than, "opened at least this long ago")
+        ->type_name("DURATION")
+        ->group("Filters");
+    command->add_option("--younger-than", arguments->younger_than, "opened at most this long ago")
+        ->type_name("DURATION")
+        ->group("Filters");
+    command->add_option("--sort", arguments->sort, fmt::format("by {} (default age)", fmt::join(kOrders, ", ")))
+        ->type_name("BY");
+    command->add_flag("-r,--reverse", arguments->reverse, "the other way round");
+    command->add_flag("--watch", arguments->watch, "again and again");
+    command->add_option("--every", arguments->every, "with --watch: how often (default 1s)")->type_name("DURATION");
+    command->add_option("-n,--count", arguments->count, "with --watch: so many times, then end")->type_name("N");
+    command->add_flag("--json", arguments->json, "one JSON object");
     command->footer(kFooter);
-    command->callback([only, json, &context] { run_keys(context, *only, *json); });
+    command->callback([arguments, &context] { run_keys(*arguments, context); });
 }
 
 } // namespace gcoalesce::cli

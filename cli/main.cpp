@@ -85,6 +85,26 @@ std::string versions(Context context) {
     return text;
 }
 
+// What people type before they know better.
+void add_help(CLI::App& app, const Context& context) {
+    auto about = std::make_shared<std::string>();
+    CLI::App* help = app.add_subcommand("help", "this text, or with a COMMAND that command's");
+    help->add_option("COMMAND", *about, "of which command");
+    help->callback([&app, about] {
+        if (about->empty()) return gcoalesce::cli::write_out(app.help("", CLI::AppFormatMode::All));
+        std::vector<std::string> names;
+        for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+            names.push_back(command->get_name());
+            if (names.back() == *about) return gcoalesce::cli::write_out(command->help("gcoalesce"));
+        }
+        throw CLI::ValidationError(
+            "COMMAND", fmt::format("there is no command \"{}\"{}", *about, gcoalesce::did_you_mean(*about, names)));
+    });
+    app.add_subcommand("version", "as --version")->callback([&context] {
+        gcoalesce::cli::write_out(versions(context) + "\n");
+    });
+}
+
 int run(int argc, char** argv) {
     CLI::App app("One call to Gemini, one stream, many readers.", "gcoalesce");
     Context context;
@@ -96,13 +116,19 @@ int run(int argc, char** argv) {
         ->type_name("DIR");
     app.add_flag("-v,--verbose", context.verbose, "say more on standard error");
     app.set_version_flag("--version", [&context] { return versions(context); }); // behind -v, which it heeds
-    app.fallthrough();            // these may stand behind the command as well
+    app.fallthrough(); // these may stand behind the command as well
+    app.footer("With text on standard input and no command it is `ask`: echo Why is the sky blue? | gcoalesce");
     app.require_subcommand(0, 1); // at most one, so that a command's name among its arguments stays an argument
 
     using namespace gcoalesce::cli;
     add_ask(app, context);
     add_keys(app, context);
+    add_show(app, context);
     add_dump(app, context);
+    add_log(app, context);
+    add_top(app, context);
+    add_clients(app, context);
+    add_doctor(app, context);
     add_notify(app, context);
     add_cancel(app, context);
     add_purge(app, context);
@@ -113,6 +139,7 @@ int run(int argc, char** argv) {
     add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
+    add_help(app, context);
 
     if (argc > 1 && std::string_view(argv[1]) == "__complete") {
         complete(app, context, {argv + 2, argv + argc});

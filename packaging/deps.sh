@@ -6,11 +6,11 @@ set -eu
 
 packages() {
     case $1 in
-    runtime) echo ca-certificates libcurl4 libfmt9 libre2-9 libsqlite3-0 libssl3 libsystemd0 libutf8proc2 ;;
+    runtime) echo ca-certificates libcurl4 libfmt9 libncursesw6 libre2-9 libsqlite3-0 libssl3 libsystemd0 libutf8proc2 ;;
     build)
         echo ca-certificates ccache cmake g++ ninja-build pkg-config scdoc \
-            libboost1.74-dev libcli11-dev libcurl4-openssl-dev libexpected-dev libfmt-dev libre2-dev libsqlite3-dev \
-            libssl-dev libsystemd-dev libtomlplusplus-dev libutf8proc-dev nlohmann-json3-dev
+            libboost1.74-dev libcli11-dev libcurl4-openssl-dev libexpected-dev libfmt-dev libncurses-dev libre2-dev \
+            libsqlite3-dev libssl-dev libsystemd-dev libtomlplusplus-dev libutf8proc-dev nlohmann-json3-dev
         ;;
     test) # what the tests link, what they run, and what the checks among them run
         echo catch2 gcc nginx-light openssl spin clang-format shellcheck bash zsh fish mandoc \

@@ -6,6 +6,12 @@
 #include "cli/view/utf8.hpp"
 
 namespace gcoalesce::cli {
+namespace {
+
+constexpr std::size_t kGap = 2;
+constexpr std::size_t kLeastText = 4; // columns that are worth showing of a text
+
+} // namespace
 
 void Table::add(std::vector<std::string> cells) {
     for (std::string& cell : cells) cell = escape_line(cell);
@@ -13,29 +19,34 @@ void Table::add(std::vector<std::string> cells) {
 }
 
 std::string Table::render(std::size_t width) const {
-    std::vector<std::string> titles;
     std::vector<std::size_t> widths;
+    std::size_t used = 0;
     for (std::size_t i = 0; i < columns_.size(); ++i) {
-        titles.push_back(columns_[i].title);
-        widths.push_back(display_width(columns_[i].title));
-        for (const auto& row : rows_) widths[i] = std::max(widths[i], display_width(row[i]));
+        std::size_t wanted = display_width(columns_[i].title);
+        for (const auto& row : rows_) wanted = std::max(wanted, display_width(row[i]));
+        const std::size_t gap = i == 0 ? 0 : kGap;
+        if (width != 0 && used + gap + wanted > width) {
+            const std::size_t left = width - std::min(width, used + gap);
+            if (i == 0 || (columns_[i].align == Align::left && left >= kLeastText)) widths.push_back(left);
+            break;
+        }
+        used += gap + wanted;
+        widths.push_back(wanted);
     }
     std::string out;
-    const auto print = [&](const std::vector<std::string>& cells) {
+    const auto print = [&](const auto& cell) {
         std::string line;
-        for (std::size_t i = 0; i < cells.size(); ++i) {
-            const std::string padding(widths[i] - display_width(cells[i]), ' ');
-            if (columns_[i].align == Align::right) line += padding;
-            line += cells[i];
-            if (columns_[i].align == Align::left) line += padding;
-            if (i + 1 < cells.size()) line += "  ";
+        for (std::size_t i = 0; i < widths.size(); ++i) {
+            const std::string text = shortened(cell(i), widths[i]);
+            const std::string padding(widths[i] - display_width(text), ' ');
+            line += i == 0 ? "" : std::string(kGap, ' ');
+            line += columns_[i].align == Align::right ? padding + text : text + padding;
         }
         line.erase(line.find_last_not_of(' ') + 1);
-        if (width != 0) line = display_prefix(line, width);
         out += line + '\n';
     };
-    print(titles);
-    for (const auto& row : rows_) print(row);
+    print([&](std::size_t i) { return columns_[i].title; });
+    for (const auto& row : rows_) print([&](std::size_t i) { return row[i]; });
     return out;
 }
 

@@ -21,8 +21,9 @@ class Table {
     // One cell a column. Cells may hold anything: control characters are escaped.
     void add(std::vector<std::string> cells);
 
-    // Titles and rows, columns two blanks apart, each line ended by LF. Lines are cut at `width` columns of the
-    // terminal; 0: not at all.
+    // Titles and rows, columns two blanks apart, each line ended by LF. Where they do not fit into `width` columns of
+    // the terminal, the last ones are left out, and a text that only begins to fit ends in "…": half a number would be
+    // another number. 0: everything fits.
     std::string render(std::size_t width) const;
 
   private:

@@ -1,10 +1,12 @@
 #include "cli/view/terminal.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <poll.h>
+#include <string>
 #include <sys/ioctl.h>
 #include <system_error>
 #include <unistd.h>
@@ -15,6 +17,19 @@ namespace {
 void wait_writable(int fd) {
     pollfd entry{fd, POLLOUT, 0};
     ::poll(&entry, 1, -1);
+}
+
+// Of standard output, where that is a terminal.
+std::size_t extent(const char* variable, unsigned short winsize::*field) {
+    if (!is_terminal(STDOUT_FILENO)) return 0;
+    if (const char* told = std::getenv(variable); told != nullptr) {
+        const std::string_view text(told);
+        std::size_t number = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+        if (error == std::errc() && end == text.data() + text.size()) return number;
+    }
+    winsize size{};
+    return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.*field : 0;
 }
 
 bool write_all(int fd, std::string_view bytes) {
@@ -37,14 +52,25 @@ bool is_terminal(int fd) {
 }
 
 std::size_t output_columns() {
-    if (const char* told = std::getenv("COLUMNS"); told != nullptr) {
-        const std::string_view text(told);
-        std::size_t columns = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
-        if (error == std::errc() && end == text.data() + text.size()) return columns;
+    return extent("COLUMNS", &winsize::ws_col);
+}
+
+std::size_t output_lines() {
+    return extent("LINES", &winsize::ws_row);
+}
+
+void repaint(std::string_view text) {
+    const std::size_t most = output_lines();
+    std::string out = "\x1b[H";
+    for (std::size_t line = 1; !text.empty(); ++line) {
+        const std::size_t end = std::min(text.find('\n'), text.size());
+        out += text.substr(0, end);
+        out += "\x1b[K"; // what is left of a longer line
+        text.remove_prefix(std::min(end + 1, text.size()));
+        if (line == most) break; // a line feed would scroll
+        out += '\n';
     }
-    winsize size{};
-    return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    write_out(out + "\x1b[J");
 }
 
 void write_out(std::string_view bytes) {

@@ -8,8 +8,15 @@ namespace gcoalesce::cli {
 
 bool is_terminal(int fd);
 
-// Where tables are cut: COLUMNS, else the width of the terminal on standard output; 0: nowhere, it goes to a program.
+// What tables must fit into: COLUMNS, else the width of the terminal on standard output; 0: anything fits, since it
+// goes to a program.
 std::size_t output_columns();
+// Likewise LINES and the terminal's height.
+std::size_t output_lines();
+
+// A screen that is painted again and again: the text in place of what stood there, without a flicker. Lines beyond the
+// terminal's height are left out.
+void repaint(std::string_view text);
 
 // Writes all of it to standard output at once. Throws std::system_error when that fails; a reader who has gone ends the
 // program by SIGPIPE, as everywhere.

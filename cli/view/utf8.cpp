@@ -42,6 +42,11 @@ std::size_t display_width(std::string_view text) {
     return columns;
 }
 
+std::string shortened(std::string_view text, std::size_t columns) {
+    if (display_width(text) <= columns) return std::string(text);
+    return columns == 0 ? "" : std::string(display_prefix(text, columns - 1)) + "…";
+}
+
 std::string_view display_prefix(std::string_view text, std::size_t columns) {
     std::size_t end = 0;
     while (end < text.size()) {

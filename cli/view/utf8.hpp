@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace gcoalesce::cli {
@@ -19,6 +20,9 @@ Utf8 first_character(std::string_view text);
 
 // How many columns of a terminal the text takes. Characters that a terminal does not know count as one.
 std::size_t display_width(std::string_view text);
+
+// The text, or as much of it as fits with a "…" behind it.
+std::string shortened(std::string_view text, std::size_t columns);
 
 // The longest beginning that takes at most so many columns.
 std::string_view display_prefix(std::string_view text, std::size_t columns);

@@ -187,6 +187,23 @@ void members(V& v, M& m) {
         v.number("id", m.id, kAny);
         v.number("scope", m.scope, GCOALESCE_PURGE_ALL);
         v.text("target", m.target, kMaxTarget);
+    } else if constexpr (std::is_same_v<T, Clients>) {
+        v.number("id", m.id, kAny);
+        v.number("after", m.after, kAny);
+    } else if constexpr (std::is_same_v<T, Client>) {
+        v.number("id", m.id, kAny);
+        v.number("attachment", m.attachment, kAny);
+        v.text("name", m.name, 256);
+        v.number("pid", m.pid, UINT32_MAX);
+        v.number("uid", m.uid, UINT32_MAX);
+        v.number("attached_ms", m.attached_ms, kAnySigned);
+        v.number("connected", m.connected, 1);
+        v.number("revoked", m.revoked, 1);
+        v.number("waiting", m.waiting, kAny);
+        v.number("readers", m.readers, kAny);
+        v.number("pinned_streams", m.pinned_streams, kAny);
+        v.number("pinned_bytes", m.pinned_bytes, kAny);
+        v.text("pinned", m.pinned, kMaxPins);
     } else if constexpr (std::is_same_v<T, Done>) {
         v.number("id", m.id, kAny);
         v.number("streams", m.streams, kAny);
@@ -200,8 +217,8 @@ void members(V& v, M& m) {
 
 // By the variant's order.
 constexpr std::array<const char*, std::variant_size_v<Message>> kKinds{
-    "hello",  "welcome", "ready",  "open",  "opened", "refused", "withdraw", "withdrawn",
-    "notify", "window",  "cancel", "purge", "reload", "done",    "goodbye"};
+    "hello",  "welcome", "ready", "open",   "opened",  "refused", "withdraw", "withdrawn", "notify",
+    "window", "cancel",  "purge", "reload", "clients", "client",  "done",     "goodbye"};
 
 template <std::size_t I = 0>
 Result<Message> read_kind(const std::string& kind, Fields& fields) {

@@ -15,6 +15,8 @@
 //                         <-       window | refused
 //   cancel, purge, reload ->
 //                         <-       done | refused
+//   clients               ->
+//                         <-       client..., done             at most kClientsAtOnce of them; how many are left
 //                         <-       goodbye                     the last thing before the broker closes
 #pragma once
 
@@ -39,6 +41,8 @@ constexpr std::size_t kMaxTemplateList = 1024;     // bytes of ids, separated by
 constexpr std::size_t kMaxTarget = 64;             // digits of a key, or bytes of a template's id
 constexpr std::size_t kMaxRealm = 128;             // bytes of a realm's name
 constexpr std::size_t kMaxExplicitKey = 256;       // bytes
+constexpr std::size_t kMaxPins = 1024;             // bytes of a list of pinned streams
+constexpr std::size_t kClientsAtOnce = 64;         // in answer to one `clients`
 constexpr std::uint32_t kWelcomeDescriptors = 3;   // segment, lane, wake socket, in this order
 
 namespace message {
@@ -110,9 +114,28 @@ struct Purge {
 struct Reload {
     std::uint64_t id = 0;
 };
+struct Clients { // who is attached; anybody who is may ask
+    std::uint64_t id = 0;
+    std::uint64_t after = 0; // this attachment, in the order of their ids
+};
+struct Client {
+    std::uint64_t id = 0;
+    std::uint64_t attachment = 0;
+    std::string name;
+    std::uint32_t pid = 0; // in the broker's pid namespace; 0: it lives in one that the broker cannot see
+    std::uint32_t uid = 0;
+    std::int64_t attached_ms = 0;     // ago
+    bool connected = true;            // false: its connection is gone, its process lives and holds pins
+    bool revoked = false;             // its pins no longer count
+    std::uint64_t waiting = 0;        // requests that are not answered yet
+    std::uint64_t readers = 0;        // pins, over all streams
+    std::uint64_t pinned_streams = 0; // those that it pins
+    std::uint64_t pinned_bytes = 0;   // of their events
+    std::string pinned;               // "<stream id>:<readers>", separated by commas: as many as fit
+};
 struct Done {
     std::uint64_t id = 0;
-    std::uint64_t streams = 0;
+    std::uint64_t streams = 0; // or clients
 };
 struct Goodbye {
     Code code = GCOALESCE_BAD_REQUEST;
@@ -121,9 +144,10 @@ struct Goodbye {
 
 } // namespace message
 
-using Message = std::variant<message::Hello, message::Welcome, message::Ready, message::Open, message::Opened,
-                             message::Refused, message::Withdraw, message::Withdrawn, message::Notify, message::Window,
-                             message::Cancel, message::Purge, message::Reload, message::Done, message::Goodbye>;
+using Message =
+    std::variant<message::Hello, message::Welcome, message::Ready, message::Open, message::Opened, message::Refused,
+                 message::Withdraw, message::Withdrawn, message::Notify, message::Window, message::Cancel,
+                 message::Purge, message::Reload, message::Clients, message::Client, message::Done, message::Goodbye>;
 
 // The whole frame. Texts are cut where a frame would grow too long (messages only; a model is short).
 std::string encode(const Message& message);

@@ -50,7 +50,9 @@ namespace gcoalesce {
     X(upstream_connections, counter, "connections", "connections opened to upstream")                                  \
     X(snapshots_kept, gauge, "streams", "streams that are kept on disk")                                               \
     X(snapshot_bytes, gauge, "bytes", "bytes that they take there")                                                    \
+    X(snapshots_off, gauge, "flag", "1: nothing is kept on disk: the broker has no state directory")                   \
     X(snapshots_degraded, gauge, "flag", "1: the disk does not take them; the errors say why")                         \
+    X(api_key_missing, gauge, "flag", "1: upstream wants an API key and the broker has none")                          \
     X(tokens_prompt, counter, "tokens", "prompt tokens that upstream reported")                                        \
     X(tokens_answer, counter, "tokens", "answer tokens that upstream reported, thoughts apart")                        \
     X(tokens_thoughts, counter, "tokens", "thought tokens that upstream reported")

@@ -346,10 +346,13 @@ struct LogFacts {
     std::uint32_t kind; // LogKind
     std::int32_t code;  // gcoalesce_code, or what the kind says
     StreamId stream_id;
-    std::uint64_t key_prefix; // first 8 bytes
-    std::uint64_t number;     // events, bytes, ms, pid: by kind
-    Text<64> text;            // template, client name
+    std::uint64_t key_prefix;     // first 8 bytes
+    std::uint64_t number;         // events, bytes, ms, pid: by kind
+    std::uint32_t template_index; // of a stream or a window; kNoTemplate: of none
+    std::int32_t upstream_status; // HTTP's; 0: none
+    Text<64> text;                // client name, finish reason: by kind
 };
+constexpr std::uint32_t kNoTemplate = ~std::uint32_t{0};
 
 struct alignas(64) LogRecord {
     // 2n+1 while record n is being written, 2n+2 when it is whole.
@@ -468,6 +471,7 @@ constexpr std::uint64_t kFingerprint = fingerprint_of({kLayoutMajor,
                                                        offsetof(SlotEnding, message),
                                                        sizeof(Extent),
                                                        sizeof(LogRecord),
+                                                       offsetof(LogFacts, text),
                                                        sizeof(ErrorEntry),
                                                        sizeof(CounterEntry),
                                                        offsetof(CounterEntry, value),

@@ -45,5 +45,11 @@ TEST_CASE("tables align what is wide, narrow and combining by the columns of a t
     CHECK(table.render(0) == "NAME     N  NOTE\n"
                              "你好     7  wide\n"
                              "ab    1234  two\\nlines\n");
-    CHECK(table.render(7) == "NAME   \n你好   \nab    1\n");
+    // Half a number is another number: the column goes. A text that only begins to fit says so.
+    CHECK(table.render(9) == "NAME\n你好\nab\n");
+    CHECK(table.render(10) == "NAME     N\n你好     7\nab    1234\n");
+    CHECK(table.render(17) == "NAME     N  NOTE\n"
+                              "你好     7  wide\n"
+                              "ab    1234  two\\…\n");
+    CHECK(table.render(3) == "NA…\n你…\nab\n");
 }

@@ -80,6 +80,8 @@ TEST_CASE("every message comes back as it was sent") {
           Message(message::Withdrawn{5}), Message(message::Notify{6, GCOALESCE_NOTIFY_ON, 6000}),
           Message(message::Window{7, 5999}), Message(message::Cancel{8, "abcd"}),
           Message(message::Purge{9, GCOALESCE_PURGE_TEMPLATE, "weather"}), Message(message::Reload{10}),
+          Message(message::Clients{12, 13}),
+          Message(message::Client{1, 2, "app", 3, 4, 5, true, false, 6, 7, 8, 9, "000000000000beef:7"}),
           Message(message::Done{11, 12}), Message(message::Goodbye{GCOALESCE_BUSY, "full"})})
         CHECK(decode(payload_of(encode(message))).value().index() == message.index());
 }

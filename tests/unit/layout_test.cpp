@@ -158,6 +158,8 @@ std::set<std::string> layout_of_the_code() {
     GCOALESCE_FIELD(LogFacts, stream_id);
     GCOALESCE_FIELD(LogFacts, key_prefix);
     GCOALESCE_FIELD(LogFacts, number);
+    GCOALESCE_FIELD(LogFacts, template_index);
+    GCOALESCE_FIELD(LogFacts, upstream_status);
     GCOALESCE_FIELD(LogFacts, text);
     GCOALESCE_STRUCT(ErrorEntry);
     GCOALESCE_FIELD(ErrorEntry, sequence);
