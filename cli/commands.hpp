@@ -30,5 +30,6 @@ void add_stats(CLI::App& app, Context& context);
 void add_templates(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_sim(CLI::App& app, Context& context);
+void add_serve(CLI::App& app, Context& context);
 
 } // namespace gcoalesce::cli

@@ -27,13 +27,24 @@ requests still read it. A state other than complete says how the stream went wro
 Reads the segment alone: it needs no running broker and disturbs none. Where the
 broker is dead, it shows what that left, says so, and exits with 3.)";
 
+const char* method_name(std::uint8_t method) {
+    switch (static_cast<Method>(method)) {
+    case Method::unary: return "unary";
+    case Method::chat_stream: return "chat_stream";
+    case Method::chat_unary: return "chat_unary";
+    case Method::pass: return "pass";
+    case Method::stream: break;
+    }
+    return "stream";
+}
+
 nlohmann::ordered_json to_json(const StreamFacts& stream, const SegmentView& segment, Nanos now) {
     nlohmann::ordered_json json{
         {"key", to_hex(stream.key)},
         {"stream_id", to_hex(stream.opening.stream_id)},
         {"template", template_name(segment, stream.opening.template_index)},
         {"model", stream.opening.model.view()},
-        {"method", static_cast<Method>(stream.opening.method) == Method::unary ? "unary" : "stream"},
+        {"method", method_name(stream.opening.method)},
         {"state", stream.state()},
         {"joinable", stream.open_to_joiners && (stream.in_flight || stream.fresh_for(now) > 0)},
         {"evicted", stream.evicted},

@@ -99,6 +99,7 @@ int run(int argc, char** argv) {
     add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
+    add_serve(app, context);
 
     try {
         try {
