@@ -103,15 +103,15 @@ TEST_CASE("the OpenAI form tells errors as errors, before the first byte and in 
     World world;
     const Gateway gateway(world);
     gateway.wait_until_ready();
-    const HttpResponse before = gateway.post(kChat, chat_body("x [sim status=429 retry=7s array-error]", true));
-    CHECK(before.status == 429);
-    CHECK(Json::parse(before.body).at("error").at("status") == "RESOURCE_EXHAUSTED");
-    CHECK_FALSE(field(before, "Retry-After").empty());
     const HttpResponse within = gateway.post(kChat, chat_body("y [sim events=4 cut-after=2]", true));
     CHECK(within.status == 200);
     CHECK_FALSE(within.error.empty());
     CHECK(within.body.find("[DONE]") == std::string::npos);
     CHECK(Json::parse(within.body.substr(within.body.rfind("data: ") + 6)).contains("error"));
+    const HttpResponse before = gateway.post(kChat, chat_body("x [sim status=429 retry=7s array-error]", true));
+    CHECK(before.status == 429);
+    CHECK(Json::parse(before.body).at("error").at("status") == "RESOURCE_EXHAUSTED");
+    CHECK_FALSE(field(before, "Retry-After").empty());
     CHECK(gateway.post(kChat, "{}").status == 400);
     CHECK(gateway.post(kChat, "no JSON").status == 400);
 }

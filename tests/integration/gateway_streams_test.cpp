@@ -295,8 +295,9 @@ TEST_CASE("tokens decide who may ask and who may command, and share for themselv
 
 TEST_CASE("a token file that is wrong is refused, and nothing of it is repeated") {
     World world;
-    for (const std::string text : {"ann:secret\n", "ann\n", "", "a:" + std::string(64, '0') + ":boss\n",
-                                   "a:" + std::string(64, '0') + "\na:" + std::string(64, '1') + "\n"}) {
+    const std::string one(64, '0'), other(64, '1');
+    for (const std::string& text : std::vector<std::string>{"ann:secret\n", "ann\n", "", "a:" + one + ":boss\n",
+                                                            "a:" + one + "\na:" + other + "\n"}) {
         const TemporaryFile tokens(text);
         const Ran ran = world.run({"serve", "--listen", "127.0.0.1:0", "--token-file", tokens.path()});
         CHECK(ran.code == 2);

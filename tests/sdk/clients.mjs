@@ -28,7 +28,11 @@ async function joined(chunks, textOf) {
 const streams = {
   genai: async (text, more) =>
     joined(await genai.models.generateContentStream({ model, contents: text, ...more }), (chunk) => chunk.text),
-  legacy: async (text) => joined((await legacy.generateContentStream(text)).stream, (chunk) => chunk.text()),
+  legacy: async (text) => {
+    const answer = await legacy.generateContentStream(text);
+    answer.response.catch(() => {}); // it fails beside the stream, which tells us
+    return joined(answer.stream, (chunk) => chunk.text());
+  },
   openai: async (text) =>
     joined(
       await openai.chat.completions.create({ model, stream: true, messages: [{ role: 'user', content: text }] }),
