@@ -414,8 +414,9 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     check.schema = request.schema;
     check.hold = request.schema && !of->settings->live;
     running.producer = std::make_unique<Producer>(
-        store_, upstream_, timers_, refusals_, *stream, UpstreamCall{request.method, request.model, request.body},
-        limits, std::move(check), [this, stream = *stream](const Outcome& outcome) { ended(stream, outcome); });
+        store_, upstream_, timers_, refusals_, *stream,
+        UpstreamCall{request.method, request.model, request.body, request.verb, request.path}, limits, std::move(check),
+        [this, stream = *stream](const Outcome& outcome) { ended(stream, outcome); });
 }
 
 void Coalescer::ended(StreamRef stream, const Outcome& outcome) {

@@ -349,11 +349,12 @@ struct Connection : std::enable_shared_from_this<Connection> {
             decide(server, asked, std::move(request));
             return {};
         }
-        if (open.body_bytes == 0 || open.body_bytes > kMaxBody)
+        const bool pass = open.method == Method::pass;
+        if ((open.body_bytes == 0 && !pass) || open.body_bytes > kMaxBody)
             return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody,
                         open.body_bytes);
-        if (open.method != Method::stream && open.method != Method::unary)
-            return fail(GCOALESCE_BAD_REQUEST, "expected method 1 (stream) or 2 (unary)");
+        if (open.method < Method::stream) // the message's own limit is the other one
+            return fail(GCOALESCE_BAD_REQUEST, "expected a method from 1 to {}", static_cast<int>(Method::pass));
         receiving = Receiving{}; // not emplace(): clang 14 thinks there were no default constructor
         receiving->left = open.body_bytes;
         receiving->arrived = server.store.clock().monotonic();
@@ -378,6 +379,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
             server.body_bytes += receiving->left;
             receiving->body.reserve(receiving->left);
         }
+        if (receiving->left == 0) take_body(server, {}); // there is none to wait for
         return {};
     }
 

@@ -134,6 +134,9 @@ struct CurlCall {
         curl_easy_getinfo(easy.get(), CURLINFO_RESPONSE_CODE, &status);
         if (status < 200 || head || events == nullptr) return; // 1xx: another one follows
         head = true;
+        char* type = nullptr;
+        if (curl_easy_getinfo(easy.get(), CURLINFO_CONTENT_TYPE, &type) == CURLE_OK && type != nullptr)
+            events->on_content_type(type);
         curl_off_t seconds = 0;
         curl_easy_getinfo(easy.get(), CURLINFO_RETRY_AFTER, &seconds);
         events->on_head(static_cast<int>(status), std::clamp<std::int64_t>(seconds, 0, kMostRetrySeconds) * 1000);
@@ -187,7 +190,7 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
 
     asio::io_context& loop;
     const Url url;
-    Headers headers;
+    Headers headers, bearer_headers;
     bool has_key = false;
     asio::steady_timer timer;
     std::unordered_map<curl_socket_t, std::shared_ptr<Socket>> sockets;
@@ -200,16 +203,19 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
     std::unique_ptr<CURLM, decltype(&curl_multi_cleanup)> multi{curl_multi_init(), &curl_multi_cleanup};
 
     void set_key(const ApiKey* key) {
-        headers.reset();
-        add(headers, "content-type: application/json");
-        add(headers, "Expect:"); // else a large body waits a second for leave to come
         has_key = key != nullptr;
-        if (!has_key) return;
-        std::string line = "x-goog-api-key: ";
-        line.reserve(line.size() + key->text().size()); // no copy left behind by growing
-        line += key->text();
-        add(headers, line.c_str());
-        ::explicit_bzero(line.data(), line.size());
+        for (const auto& [list, field] :
+             {std::pair(&headers, "x-goog-api-key: "), std::pair(&bearer_headers, "authorization: Bearer ")}) {
+            list->reset();
+            add(*list, "content-type: application/json");
+            add(*list, "Expect:"); // else a large body waits a second for leave to come
+            if (!has_key) continue;
+            std::string line = field;
+            line.reserve(line.size() + key->text().size()); // no copy left behind by growing
+            line += key->text();
+            add(*list, line.c_str());
+            ::explicit_bzero(line.data(), line.size());
+        }
     }
 
     Result<void> set_up(const CurlUpstreamOptions& options) {
@@ -245,23 +251,36 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
     }
 
     std::string call_url(const UpstreamCall& call) const {
+        if (call.method == Method::pass) return url.base + call.path;
+        if (speaks_openai(call)) return url.base + "/v1beta/openai/chat/completions";
         return fmt::format("{}/v1beta/{}{}:{}", url.base, call.model.find('/') == std::string::npos ? "models/" : "",
                            call.model,
                            call.method == Method::stream ? "streamGenerateContent?alt=sse" : "generateContent");
+    }
+
+    // Where the API wants its key as a bearer's.
+    static bool speaks_openai(const UpstreamCall& call) {
+        return call.method == Method::chat_stream || call.method == Method::chat_unary ||
+               call.path.find("/openai/") != std::string::npos;
     }
 
     std::shared_ptr<CurlCall> start(const UpstreamCall& what, UpstreamEvents& events) {
         auto call = std::make_shared<CurlCall>();
         call->events = &events;
         call->body = what.body;
-        call->headers = headers;
+        call->headers = speaks_openai(what) ? bearer_headers : headers;
         call->easy.reset(curl_easy_duphandle(prototype.get()));
         if (!call->easy) throw std::bad_alloc();
         CURL* const easy = call->easy.get();
         curl_easy_setopt(easy, CURLOPT_URL, call_url(what).c_str());
         curl_easy_setopt(easy, CURLOPT_HTTPHEADER, call->headers.get());
-        curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body->data());
-        curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(call->body->size()));
+        if (call->body->empty() && what.verb == "GET") {
+            curl_easy_setopt(easy, CURLOPT_HTTPGET, 1L);
+        } else {
+            curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body->data());
+            curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(call->body->size()));
+        }
+        if (!what.verb.empty()) curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, what.verb.c_str());
         curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, call->error);
         curl_easy_setopt(easy, CURLOPT_PREREQDATA, call.get());
         curl_easy_setopt(easy, CURLOPT_XFERINFODATA, call.get());

@@ -1,6 +1,7 @@
 #include "broker/producer.hpp"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -18,6 +19,12 @@ Outcome failed(Code code, std::string message) {
     outcome.code = code;
     outcome.message = std::move(message);
     return outcome;
+}
+
+// The first event of a call that is passed on.
+std::string head_of_pass(int http_status, const std::string& content_type) {
+    return nlohmann::ordered_json{{"status", http_status}, {"content_type", content_type}}.dump(
+        -1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 // Exponential, with full jitter: calls that failed together do not come back together.
@@ -72,6 +79,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     std::unique_ptr<RunningCall> running;
     std::optional<AnswerReader> reader; // once there is a response
     std::int64_t retry_after_ms = 0;
+    std::string content_type;
     bool empty = true; // no byte of the body came
 
     void start() {
@@ -122,7 +130,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     // ---- what the call tells ---------------------------------------------------------------------------------------
 
     void on_sent() override {
-        if (call.method != Method::stream || events > 0) return;
+        if (!streams(call.method) || events > 0) return;
         guarded([this] {
             next_event = timers.after(limits.first_event, [this] {
                 limit_passed(GCOALESCE_FIRST_EVENT_TIMEOUT,
@@ -132,11 +140,14 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         });
     }
 
+    void on_content_type(std::string_view type) override { content_type = type; }
+
     void on_head(int http_status, std::int64_t retry_after) override {
         guarded([&] {
             reader.emplace(call.method, http_status, limits.stream_bytes);
             retry_after_ms = retry_after;
             store.set_upstream_status(stream, http_status);
+            if (call.method == Method::pass && http_status / 100 == 2) publish(head_of_pass(http_status, content_type));
         });
     }
 
@@ -163,7 +174,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         if (over) return;
         if (!more || refused) {
             judge(read_to_end(false));
-        } else if (events > before) {
+        } else if (events > before && call.method != Method::pass) {
             next_event = timers.after(limits.event_gap, [this] {
                 limit_passed(GCOALESCE_EVENT_GAP_TIMEOUT, fmt::format("no event came within {} after event {}",
                                                                       format_duration(limits.event_gap), events));
@@ -254,8 +265,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         next_event.reset();
         if (outcome.kind == GCOALESCE_FAILED && !refused && outcome.retry_ms == 0) outcome.retry_ms = retry_after_ms;
         const Nanos now = timers.clock().monotonic();
-        refusals.note(call.model, outcome, now); // before anyone calls again, we included
-        if (events == 0 && outcome.kind == GCOALESCE_FAILED && tries <= limits.retries && worth_a_retry(outcome)) {
+        const bool pass = call.method == Method::pass;      // which may not be safe to repeat, and is of no model
+        if (!pass) refusals.note(call.model, outcome, now); // before anyone calls again, we included
+        if (!pass && events == 0 && outcome.kind == GCOALESCE_FAILED && tries <= limits.retries &&
+            worth_a_retry(outcome)) {
             Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
             if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {

@@ -1,6 +1,7 @@
 #include "broker/request.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -35,6 +36,29 @@ void take_schema(const std::string& body, OpenRequest& request) {
 
 } // namespace
 
+namespace {
+
+// A call that is passed on: anything of the API, and nothing that would leave it or bring a key of its own.
+Result<void> check_pass(const message::Open& open) {
+    constexpr std::array<std::string_view, 5> verbs{"GET", "POST", "PUT", "PATCH", "DELETE"};
+    if (std::find(verbs.begin(), verbs.end(), open.verb) == verbs.end())
+        return fail(GCOALESCE_BAD_REQUEST, "expected one of GET, POST, PUT, PATCH and DELETE to be passed on");
+    const std::string_view path = std::string_view(open.path).substr(0, open.path.find('?'));
+    const bool version = path.starts_with("/v1beta/") || path.starts_with("/v1/") || path.starts_with("/v1alpha/");
+    const bool plain = std::all_of(open.path.begin(), open.path.end(),
+                                   [](char c) { return c > ' ' && c < 0x7F && c != '#' && c != '\\' && c != '"'; });
+    if (!version || !plain || path.find("/.") != std::string_view::npos || path.find("%2") != std::string_view::npos ||
+        path.find("//") != std::string_view::npos)
+        return fail(GCOALESCE_BAD_REQUEST, "expected a path of the API such as /v1beta/models to be passed on");
+    for (const std::string_view key : {"?key=", "&key="}) {
+        if (open.path.find(key) != std::string::npos)
+            return fail(GCOALESCE_BAD_REQUEST, "expected no API key in a path that is passed on");
+    }
+    return {};
+}
+
+} // namespace
+
 std::uint64_t realm_number(std::string_view realm) {
     if (realm.empty()) return 0;
     Sha256 hash;
@@ -64,7 +88,16 @@ Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std
     parts.template_revision = settings->revision;
     parts.method = open.method;
     std::string asked;
-    if (settings->file && settings->id != kDefaultTemplate) {
+    if (open.method == Method::pass) {
+        if (const Result<void> good = check_pass(open); !good) return tl::unexpected(good.error());
+        request.sharing = GCOALESCE_SHARE_NOT;
+        request.no_store = true;
+        request.verb = open.verb;
+        request.path = open.path;
+        request.model = open.path.substr(1, open.path.find('?') - 1).substr(0, 127); // what inspectors show
+        asked = open.verb + " " + open.path + "\n" + *body;
+        request.body = std::move(body);
+    } else if (settings->file && settings->id != kDefaultTemplate) {
         if (!open.model.empty())
             return fail(GCOALESCE_BAD_REQUEST, "expected no model: template \"{}\" names it", settings->id);
         const Result<TemplateValues> values = read_variables(*settings->file, *body);
@@ -80,7 +113,7 @@ Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std
         Result<std::string> canonical = canonical_request(*body);
         if (!canonical) return tl::unexpected(canonical.error());
         asked = std::move(*canonical);
-        take_schema(*body, request);
+        if (open.method == Method::stream || open.method == Method::unary) take_schema(*body, request);
         request.body = std::move(body);
     }
     if (!open.explicit_key.empty()) {

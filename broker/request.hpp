@@ -18,6 +18,7 @@ struct OpenRequest {
     std::shared_ptr<const TemplateSettings> settings; // the template's, when the request came; null: a stream to resume
     std::string model;                                // resolve_model()'s form
     Method method = Method::stream;
+    std::string verb, path; // of Method::pass
     gcoalesce_sharing sharing = GCOALESCE_SHARE;
     std::shared_ptr<const std::string> body; // what goes upstream
     Key digest{};                            // of the body

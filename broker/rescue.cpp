@@ -67,7 +67,7 @@ std::optional<Snapshot> copy_stream(const SegmentView& segment, std::uint32_t nu
     // An event takes 8 bytes at least: more of them than that cannot be.
     const std::uint64_t room = segment.header().extents.count;
     const auto method = static_cast<Method>(opening.method);
-    if (events > room / 8 || (method != Method::stream && method != Method::unary)) return std::nullopt;
+    if (events > room / 8 || method < Method::stream || method >= Method::pass) return std::nullopt;
 
     Snapshot snapshot;
     snapshot.facts.key = slot.key.load();

@@ -530,7 +530,9 @@ SnapshotFile::Outcome<std::optional<LoadedSnapshot>> SnapshotFile::load(StreamId
     ending.kind = snapshot.facts.kind;
     ending.reusable = snapshot.facts.reusable ? 1 : 0;
     ending.ended_wall_ns = snapshot.facts.ended_wall_ns;
-    snapshot.method = query.number() == static_cast<std::int64_t>(Method::unary) ? Method::unary : Method::stream;
+    const std::int64_t method = query.number();
+    snapshot.method =
+        method > 0 && method < static_cast<std::int64_t>(Method::pass) ? static_cast<Method>(method) : Method::stream;
     query.read(snapshot.template_revision);
     query.read(snapshot.opened_ns);
     query.read(snapshot.first_event_ns);

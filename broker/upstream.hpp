@@ -16,13 +16,15 @@ struct UpstreamCall {
     Method method = Method::stream;
     std::string model;                       // resolve_model()'s form
     std::shared_ptr<const std::string> body; // goes upstream byte for byte
+    std::string verb{}, path{};              // of Method::pass
 };
 
 // Called on the event loop, never from within start(). After on_done nothing more comes.
 class UpstreamEvents {
   public:
     virtual ~UpstreamEvents() = default;
-    virtual void on_sent() = 0; // the whole body has been handed to the connection
+    virtual void on_sent() = 0;                       // the whole body has been handed to the connection
+    virtual void on_content_type(std::string_view) {} // before the head, where it tells one
     virtual void on_head(int http_status, std::int64_t retry_after_ms) = 0; // 0: no Retry-After header
     virtual void on_bytes(std::string_view bytes) = 0;                      // of the decoded body
     // clean: HTTP's own end of the body was seen. Otherwise `error` says what broke: GCOALESCE_CONNECT_FAILED with a

@@ -38,6 +38,7 @@ void add_advise(CLI::App& app, Context& context);
 void add_templates(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_sim(CLI::App& app, Context& context);
+void add_serve(CLI::App& app, Context& context);
 
 // What the shells ask: prints what may stand in place of the last word, one candidate a line, a description behind a
 // tab; ":files" and ":dirs" stand for names of files and directories. words: of the command line, without the program's

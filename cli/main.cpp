@@ -139,6 +139,7 @@ int run(int argc, char** argv) {
     add_templates(app, context);
     add_demo(app, context);
     add_sim(app, context);
+    add_serve(app, context);
     add_help(app, context);
 
     if (argc > 1 && std::string_view(argv[1]) == "__complete") {

@@ -204,8 +204,7 @@ std::string to_text(const Shown& shown, const SegmentView& segment, const Argume
     sheet.add("stream", to_hex(opening.stream_id));
     sheet.add("template", fmt::format("{}, revision {}", template_name(segment, opening.template_index),
                                       to_hex(shown.policy ? shown.policy->revision : opening.template_revision)));
-    sheet.add("model", fmt::format("{}, {}", opening.model.view(),
-                                   static_cast<Method>(opening.method) == Method::unary ? "unary" : "stream"));
+    sheet.add("model", fmt::format("{}, {}", opening.model.view(), method_name(static_cast<Method>(opening.method))));
     if (!stream.in_flight && !stream.ending.model_version.view().empty())
         sheet.more(fmt::format("answered by {}", stream.ending.model_version.view()));
     std::string opened_for = gcoalesce_status_name(static_cast<gcoalesce_status>(opening.status));

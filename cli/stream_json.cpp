@@ -13,7 +13,7 @@ nlohmann::ordered_json stream_json(const StreamFacts& stream, const SegmentView&
         {"stream_id", to_hex(stream.opening.stream_id)},
         {"template", template_name(segment, stream.opening.template_index)},
         {"model", stream.opening.model.view()},
-        {"method", static_cast<Method>(stream.opening.method) == Method::unary ? "unary" : "stream"},
+        {"method", method_name(static_cast<Method>(stream.opening.method))},
         {"state", stream.state()},
         {"joinable", stream.open_to_joiners && (stream.in_flight || stream.fresh_for(now) > 0)},
         {"evicted", stream.evicted},

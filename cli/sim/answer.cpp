@@ -280,6 +280,30 @@ class Events {
 
 // --- from documents to the wire ---
 
+// A whole answer, or one event of it, in the OpenAI form.
+Json as_chat(const Json& event, bool streamed) {
+    Json chat = {{"id", event["responseId"]},
+                 {"object", streamed ? "chat.completion.chunk" : "chat.completion"},
+                 {"created", 1750000000},
+                 {"model", event["modelVersion"]},
+                 {"choices", Json::array()}};
+    for (const Json& candidate : event.value("candidates", Json::array())) {
+        std::string text;
+        for (const Json& part : candidate.value("content", Json::object()).value("parts", Json::array()))
+            if (!part.contains("thought")) text += part["text"].get_ref<const std::string&>();
+        Json choice = {{streamed ? "delta" : "message", {{"role", "assistant"}, {"content", std::move(text)}}}};
+        if (const std::string reason = candidate.value("finishReason", ""); !reason.empty())
+            choice["finish_reason"] = reason == "STOP" ? "stop" : reason == "MAX_TOKENS" ? "length" : "content_filter";
+        choice["index"] = candidate["index"];
+        chat["choices"].push_back(std::move(choice));
+    }
+    const Json& usage = event["usageMetadata"];
+    chat["usage"] = {{"completion_tokens", usage.value("candidatesTokenCount", 0)},
+                     {"prompt_tokens", usage["promptTokenCount"]},
+                     {"total_tokens", usage["totalTokenCount"]}};
+    return chat;
+}
+
 // What stands in front of, and behind, one element of an array that is sent bit by bit.
 std::string element(const std::string& document, bool is_first) {
     return (is_first ? "[" : ",\r\n") + document + "\n";
@@ -290,7 +314,7 @@ std::string close_array(bool is_empty) {
 }
 
 const char* content_type(Form form) {
-    return form == Form::sse ? "text/event-stream" : "application/json; charset=UTF-8";
+    return form == Form::sse || form == Form::chat ? "text/event-stream" : "application/json; charset=UTF-8";
 }
 
 // The first of a script's stops: after how many pieces, and how.
@@ -306,7 +330,7 @@ Stop first_stop(const Script& script, Form form, std::uint64_t pieces) {
             stop = {std::min(*(script.*key), pieces), key};
     };
     for (auto key : {&Script::cut_after, &Script::reset_after, &Script::hang_after}) consider(key);
-    if (form == Form::unary) return stop; // the others change what the one document says
+    if (form == Form::unary || form == Form::chat_unary) return stop; // the others change what the one document says
     for (auto key :
          {&Script::error_after, &Script::bare_error_after, &Script::invalid_json_after, &Script::truncate_after})
         consider(key);
@@ -334,6 +358,8 @@ void stop_where_told(Answer& answer, const Call& call, Form form, const Script& 
         answer.last = array ? element(broken, nothing_yet) + "]" : "data: " + broken + "\r\n\r\n";
     } else if (array) {
         answer.last = close_array(nothing_yet);
+    } else if (form == Form::chat && stop.key == nullptr) {
+        answer.last = "data: [DONE]\n\n";
     }
 }
 
@@ -369,6 +395,15 @@ Result<Question> read_question(std::string_view body) {
         return fail(GCOALESCE_BAD_REQUEST,
                     "Invalid JSON payload received. Message too deep. Max recursion depth reached.");
     }
+    if (document.is_object() && document.contains("messages") && document["messages"].is_array()) {
+        Json turns = Json::array(); // of the OpenAI form, as Gemini has them
+        for (const Json& message : document["messages"]) {
+            if (!message.is_object() || !message.contains("content") || !message["content"].is_string()) continue;
+            turns.push_back(
+                {{"role", message.value("role", "user")}, {"parts", Json::array({{{"text", message["content"]}}})}});
+        }
+        document["contents"] = std::move(turns);
+    }
     const auto contents = document.is_object() ? document.find("contents") : document.end();
     if (!document.is_object() || contents == document.end() || !contents->is_array() || contents->empty())
         return fail(GCOALESCE_BAD_REQUEST, "* GenerateContentRequest.contents: contents is not specified\n");
@@ -398,6 +433,15 @@ Result<Question> read_question(std::string_view body) {
     return question;
 }
 
+Chat read_chat(std::string_view body) {
+    const Json document = Json::parse(body, nullptr, false);
+    Chat chat;
+    if (!document.is_object()) return chat;
+    if (document.contains("model") && document["model"].is_string()) chat.model = document["model"];
+    if (document.contains("stream") && document["stream"] == true) chat.form = Form::chat;
+    return chat;
+}
+
 Result<Answer> make_answer(const Call& call, const Script& script) {
     const int status = script.status.value_or(script.html ? 404 : 200);
     Answer answer;
@@ -418,16 +462,20 @@ Result<Answer> make_answer(const Call& call, const Script& script) {
         return answer;
     }
 
-    const std::uint64_t events_in_piece = call.form == Form::unary ? script.events : 1;
+    const bool unary = call.form == Form::unary || call.form == Form::chat_unary;
+    const std::uint64_t events_in_piece = unary ? script.events : 1;
     if (script.size * script.candidates * events_in_piece > kMostBytes)
         return fail(GCOALESCE_TOO_LARGE, "the script asks for more than 256 MiB in one document");
 
     answer.content_type = content_type(call.form);
     auto events = std::make_shared<Events>(call, script);
-    if (call.form == Form::unary) {
+    if (unary) {
+        const auto whole = [&] {
+            return call.form == Form::unary ? events->joined() : as_chat(events->joined(), false);
+        };
         std::string document =
             pretty(script.error_after || script.bare_error_after ? scripted_error(call, script, script.error_status)
-                                                                 : events->joined()) +
+                                                                 : whole()) +
             "\n";
         if (script.invalid_json_after) document.resize(document.size() / 2);
         answer.next = in_parts(std::move(document), script.events);
@@ -439,6 +487,7 @@ Result<Answer> make_answer(const Call& call, const Script& script) {
                    is_first = true]() mutable {
         const Json event = events->next();
         --left;
+        if (form == Form::chat) return "data: " + as_chat(event, true).dump() + "\n\n";
         if (form == Form::array) return element(pretty(event), std::exchange(is_first, false));
         std::string framed = frame_sse(one_line(event));
         if (left == 0 && !blank) framed.resize(framed.size() - std::string_view("\r\n\r\n").size());

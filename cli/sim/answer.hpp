@@ -11,7 +11,13 @@
 
 namespace gcoalesce::sim {
 
-enum class Form { sse, array, unary }; // streamGenerateContent with and without alt=sse, generateContent
+enum class Form {
+    sse,        // streamGenerateContent?alt=sse
+    array,      // the same without alt=sse
+    unary,      // generateContent
+    chat,       // chat/completions of the OpenAI form, streamed
+    chat_unary, // and not
+};
 
 // What the stand-in reads in a request's body.
 struct Question {
@@ -22,6 +28,13 @@ struct Question {
 
 // Errors: GCOALESCE_BAD_REQUEST for what the API would refuse too: no JSON object, no contents, deeper than 100 levels.
 Result<Question> read_question(std::string_view body);
+
+// What a body of chat/completions asks for; an empty model where it names none.
+struct Chat {
+    std::string model;
+    Form form = Form::chat_unary;
+};
+Chat read_chat(std::string_view body);
 
 struct Call {
     std::string model;

@@ -233,6 +233,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
             co_return keep_alive_;
         }
 
+        if (post && target.path.ends_with("/openai/chat/completions")) {
+            const Chat chat = read_chat(request().body());
+            const std::string_view model =
+                std::string_view(chat.model).substr(chat.model.starts_with("models/") ? 7 : 0);
+            co_await answer_call(target, {"models", model, "chat/completions"}, chat.form);
+            co_return keep_alive_;
+        }
+
         Answer answer = error_answer(Form::unary, 404, "");
         if (get && target.path == "/sim/calls") {
             answer = document_answer(world_.counters.json());

@@ -1,6 +1,7 @@
 #include "base/log.hpp"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <unistd.h>
 
@@ -50,7 +51,7 @@ void log_line(LogLevel level, std::string_view line, LogFields fields) {
     // Under systemd the journal keeps the time; it reads the level from the prefix (sd-daemon(3)).
     static const bool journal = std::getenv("JOURNAL_STREAM") != nullptr;
     const std::string text = journal ? fmt::format("<{}>{}\n", static_cast<int>(level), line)
-                                     : fmt::format("gcoalesced: {}: {}\n", word(level), line);
+                                     : fmt::format("{}: {}: {}\n", ::program_invocation_short_name, word(level), line);
     // A log that cannot be written is no reason to stop serving.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }

@@ -221,6 +221,8 @@ void Attachment::send(const Pending& pending) {
     open.method = asked.method;
     open.realm = open.resume != 0 ? std::string_view(pending.wishes.realm) : asked.realm;
     open.explicit_key = asked.explicit_key;
+    open.verb = asked.verb;
+    open.path = asked.path;
     open.body_bytes = open.resume != 0 ? 0 : asked.body.size();
     link_->push(open);
     if (open.body_bytes != 0) link_->push_body(asked.body);

@@ -94,6 +94,15 @@ Code command(gcoalesce_attachment* attachment, Message message, std::int64_t tim
     return GCOALESCE_OK;
 }
 
+Method method_of(gcoalesce_dialect dialect, bool stream) {
+    switch (dialect) {
+    case GCOALESCE_OPENAI: return stream ? Method::chat_stream : Method::chat_unary;
+    case GCOALESCE_PASS: return Method::pass;
+    case GCOALESCE_GEMINI: break;
+    }
+    return stream ? Method::stream : Method::unary;
+}
+
 // Fills a struct of the caller's up to the size that he knows.
 template <class T>
 void fill(T* to, const T& from) {
@@ -141,6 +150,8 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
         if (attachment == nullptr || request == nullptr || out == nullptr)
             return bad("an attachment, a request and a place for the subscription are needed");
         if (request->size < sizeof *request) return bad("gcoalesce_request.size is not set");
+        if (request->dialect < GCOALESCE_GEMINI || request->dialect > GCOALESCE_PASS)
+            return bad("gcoalesce_request.dialect is none of gcoalesce_dialect");
         if (request->sharing < GCOALESCE_SHARE || request->sharing > GCOALESCE_SHARE_REFRESH)
             return bad("gcoalesce_request.sharing is none of gcoalesce_sharing");
         if (attachment->core->in_child()) return tell(GCOALESCE_ATTACHED_BEFORE_FORK, kForked);
@@ -148,10 +159,18 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
         Asked asked;
         asked.template_id = request->template_id != nullptr ? request->template_id : kDefaultTemplate;
         asked.model = text(request->model);
-        asked.method = request->stream != 0 ? Method::stream : Method::unary;
+        asked.method = method_of(request->dialect, request->stream != 0);
         asked.realm = text(request->realm);
         asked.explicit_key = text(request->explicit_key);
         if (request->body != nullptr) asked.body = {request->body, request->body_bytes};
+        asked.verb = text(request->verb);
+        asked.path = text(request->path);
+        const bool pass = request->dialect == GCOALESCE_PASS;
+        if (pass == asked.path.empty() || pass == asked.verb.empty())
+            return bad("a verb and a path go with GCOALESCE_PASS, and nothing else");
+        if (asked.path.size() > kMaxPath || asked.verb.size() > kMaxVerb) return bad("the path has at most 1024 bytes");
+        if (request->dialect != GCOALESCE_GEMINI && asked.template_id != kDefaultTemplate)
+            return bad("a template speaks Gemini's own dialect");
         if (asked.template_id.size() > kMaxTemplateId) return bad("a template's id has at most 63 bytes");
         if (asked.realm.size() > kMaxRealm) return bad("a realm has at most 128 bytes");
         if (asked.explicit_key.size() > kMaxExplicitKey) return bad("an explicit key has at most 256 bytes");
@@ -165,7 +184,8 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
             wishes.resume = from->stream;
             wishes.resume_after = from->number;
             wishes.realm = asked.realm;
-        } else if (request->body == nullptr || (request->model == nullptr && request->template_id == nullptr)) {
+        } else if (!pass &&
+                   (request->body == nullptr || (request->model == nullptr && request->template_id == nullptr))) {
             return bad("a model and a body are needed, or a template and its variables");
         }
         auto handle = std::make_unique<gcoalesce_subscription>();

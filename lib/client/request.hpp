@@ -22,6 +22,7 @@ struct Asked {
     std::string_view body; // or a template's variables
     std::string_view realm{};
     std::string_view explicit_key{};
+    std::string_view verb{}, path{}; // of a call that is passed on
 
     bool operator==(const Asked&) const = default;
 };
@@ -35,15 +36,17 @@ class Request {
           method_(asked.method),
           body_(asked.body),
           realm_(asked.realm),
-          explicit_key_(asked.explicit_key) {}
+          explicit_key_(asked.explicit_key),
+          verb_(asked.verb),
+          path_(asked.path) {}
 
-    Asked asked() const { return {template_id_, model_, method_, body_, realm_, explicit_key_}; }
+    Asked asked() const { return {template_id_, model_, method_, body_, realm_, explicit_key_, verb_, path_}; }
     std::size_t bytes() const { return body_.size(); }
 
   private:
     std::string template_id_, model_;
     Method method_;
-    std::string body_, realm_, explicit_key_;
+    std::string body_, realm_, explicit_key_, verb_, path_;
 };
 
 // What one requester wants besides; none of it is part of the key.

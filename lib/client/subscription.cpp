@@ -50,11 +50,21 @@ Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachm
         made->ask(false);
         return made;
     }
-    if (asked.body.empty() || asked.body.size() > kMaxBody)
+    const bool pass = asked.method == Method::pass;
+    if ((asked.body.empty() && !pass) || asked.body.size() > kMaxBody)
         return fail(GCOALESCE_BAD_REQUEST, "expected a request body of 1 to {} bytes, found {}", kMaxBody,
                     asked.body.size());
     std::string model;
     const bool whole = asked.template_id == kDefaultTemplate; // else the template names the model
+    if (pass) {                                               // it has a path in place of a model, and nobody shares it
+        std::unique_ptr<Subscription> made(
+            new Subscription(std::move(attachment), std::make_shared<const Request>(asked), wishes));
+        made->wishes_.sharing = GCOALESCE_SHARE_NOT;
+        made->wishes_.no_store = true;
+        made->key_known_ = true;
+        made->ask(false);
+        return made;
+    }
     if (whole) {
         Result<std::string> resolved = resolve_model(asked.model);
         if (!resolved) return tl::unexpected(resolved.error());
@@ -244,6 +254,8 @@ Code Subscription::next(Nanos timeout, bool copy, gcoalesce_event& event) {
 
 // Nothing was read of the stream, and nothing more will come: the caller cannot tell a new one from it.
 bool Subscription::may_ask_again() const {
+    // What is passed on may have done its work before the broker went.
+    if (request_ && request_->asked().method == Method::pass) return false;
     return !seen_ &&
            reader_.slot().state.load(std::memory_order_acquire) != static_cast<std::uint32_t>(SlotState::ended);
 }
@@ -318,6 +330,11 @@ gcoalesce_info Subscription::info() const {
     info.status = status_;
     info.stream_id = stream_id_;
     std::copy(key_.begin(), key_.end(), info.key);
+    if (session_ &&
+        reader_.slot().state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(SlotState::ended)) {
+        const Nanos age = system_clock().monotonic() - reader_.slot().ending.load().ended_ns;
+        if (reader_.same_stream()) info.age_ms = std::max<std::int64_t>(to_ms(age), 0);
+    }
     return info;
 }
 

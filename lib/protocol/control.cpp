@@ -150,7 +150,7 @@ void members(V& v, M& m) {
         v.number("id", m.id, kAny);
         v.text("template", m.template_id, kMaxTemplateId);
         v.text("model", m.model, 256);
-        v.number("method", m.method, 2);
+        v.number("method", m.method, static_cast<std::uint64_t>(Method::pass));
         v.number("sharing", m.sharing, GCOALESCE_SHARE_REFRESH);
         v.text("realm", m.realm, kMaxRealm);
         v.text("explicit_key", m.explicit_key, kMaxExplicitKey);
@@ -159,6 +159,8 @@ void members(V& v, M& m) {
         v.number("individual_of", m.individual_of, kAny);
         v.number("resume", m.resume, kAny);
         v.number("resume_after", m.resume_after, kAny);
+        v.text("verb", m.verb, kMaxVerb);
+        v.text("path", m.path, kMaxPath);
         v.number("body_bytes", m.body_bytes, kAny);
     } else if constexpr (std::is_same_v<T, Opened>) {
         v.number("id", m.id, kAny);

@@ -43,6 +43,8 @@ constexpr std::size_t kMaxRealm = 128;             // bytes of a realm's name
 constexpr std::size_t kMaxExplicitKey = 256;       // bytes
 constexpr std::size_t kMaxPins = 1024;             // bytes of a list of pinned streams
 constexpr std::size_t kClientsAtOnce = 64;         // in answer to one `clients`
+constexpr std::size_t kMaxVerb = 8;                // bytes of an HTTP method
+constexpr std::size_t kMaxPath = 1024;             // bytes of a path that is passed on, query included
 constexpr std::uint32_t kWelcomeDescriptors = 3;   // segment, lane, wake socket, in this order
 
 namespace message {
@@ -70,7 +72,9 @@ struct Open {
     StreamId individual_of = 0;     // the invalid stream that this one is asked in place of
     StreamId resume = 0;            // the stream to go on with; then there is no body
     std::uint64_t resume_after = 0; // events of it that were read
-    std::uint64_t body_bytes = 0;   // that follow; 1 .. kMaxBody, or 0 with `resume`
+    std::string verb;               // of a call that is passed on, else ""
+    std::string path;               // likewise
+    std::uint64_t body_bytes = 0;   // that follow; 1 .. kMaxBody, or 0 with `resume` or `path`
 };
 struct Opened { // the broker has pinned the slot in the client's lane: the client unpins it
     std::uint64_t id = 0;

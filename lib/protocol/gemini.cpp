@@ -138,6 +138,9 @@ class Scan {
             if (key_ == "error") error.emplace().message = std::move(value); // as some proxies have it
             break;
         case At::candidate:
+            // The OpenAI form's words for what Gemini calls STOP.
+            if (key_ == "finish_reason")
+                reason_ = value == "stop" || value == "tool_calls" ? "STOP" : one_line(value, 39);
             if (key_ == "finishReason" && value != "FINISH_REASON_UNSPECIFIED") reason_ = one_line(value, 39);
             break;
         case At::part:
@@ -163,7 +166,7 @@ class Scan {
 
     bool key(std::string& name) {
         key_.swap(name);
-        if (at() == At::root && (key_ == "candidates" || key_ == "promptFeedback")) answer = true;
+        if (at() == At::root && (key_ == "candidates" || key_ == "promptFeedback" || key_ == "choices")) answer = true;
         return true;
     }
 
@@ -232,7 +235,7 @@ class Scan {
         case At::documents: return At::root;
         case At::root:
             if (key_ == "promptFeedback") return At::feedback;
-            if (key_ == "usageMetadata") return At::usage;
+            if (key_ == "usageMetadata" || key_ == "usage") return At::usage;
             return key_ == "error" ? At::error : At::other;
         case At::candidates: return At::candidate;
         case At::candidate: return key_ == "content" ? At::content : At::other;
@@ -245,7 +248,7 @@ class Scan {
     At array_in(At outer) const {
         switch (outer) {
         case At::outside: return At::documents;
-        case At::root: return key_ == "candidates" ? At::candidates : At::other;
+        case At::root: return key_ == "candidates" || key_ == "choices" ? At::candidates : At::other;
         case At::content: return key_ == "parts" ? At::parts : At::other;
         case At::error: return key_ == "details" ? At::details : At::other;
         default: return At::other;
@@ -262,10 +265,15 @@ class Scan {
         if (at() == At::candidate && key_ == "index") index_ = value;
         if (at() == At::error && key_ == "code") error->code = value;
         if (at() == At::usage) {
-            const std::pair<const char*, std::int64_t*> counts[] = {
-                {"promptTokenCount", &facts.usage.prompt},          {"cachedContentTokenCount", &facts.usage.cached},
-                {"thoughtsTokenCount", &facts.usage.thoughts},      {"candidatesTokenCount", &facts.usage.answer},
-                {"toolUsePromptTokenCount", &facts.usage.tool_use}, {"totalTokenCount", &facts.usage.total}};
+            const std::pair<const char*, std::int64_t*> counts[] = {{"promptTokenCount", &facts.usage.prompt},
+                                                                    {"cachedContentTokenCount", &facts.usage.cached},
+                                                                    {"thoughtsTokenCount", &facts.usage.thoughts},
+                                                                    {"candidatesTokenCount", &facts.usage.answer},
+                                                                    {"toolUsePromptTokenCount", &facts.usage.tool_use},
+                                                                    {"totalTokenCount", &facts.usage.total},
+                                                                    {"prompt_tokens", &facts.usage.prompt},
+                                                                    {"completion_tokens", &facts.usage.answer},
+                                                                    {"total_tokens", &facts.usage.total}};
             for (const auto& [name, count] : counts) {
                 if (key_ == name) *count = std::max<std::int64_t>(value, 0);
             }
@@ -435,9 +443,22 @@ struct AnswerReader::State {
         on_event(json);
     }
 
+    // A call that is passed on: its body is no business of ours.
+    bool passes() const { return method == Method::pass && http_status / 100 == 2; }
+
+    void end_pass(bool clean) {
+        Outcome end;
+        end.http_status = http_status;
+        end.kind = clean ? GCOALESCE_COMPLETE : GCOALESCE_TRUNCATED;
+        end.code = clean ? GCOALESCE_OK : GCOALESCE_CUT_SHORT;
+        if (!clean) end.message = "the connection broke before the end of the response";
+        decide(std::move(end));
+    }
+
     void feed_stream(std::string_view bytes, const OnEvent& on_event) {
         const std::size_t document = in_document ? 0 : find_document(bytes);
         const Result<void> fed = parser.feed(bytes.substr(0, document), [&](const SseEvent& next) {
+            if (method == Method::chat_stream && trimmed(next.data) == "[DONE]") return;
             if (outcome || trimmed(next.data).empty()) return; // blank data is a way to keep a connection open
             if (next.repaired) {
                 decide(failed(GCOALESCE_BAD_ANSWER, http_status,
@@ -567,11 +588,15 @@ AnswerReader& AnswerReader::operator=(AnswerReader&&) noexcept = default;
 bool AnswerReader::feed(std::string_view bytes, const OnEvent& on_event) {
     State& state = *state_;
     if (state.outcome) return false;
+    if (state.passes()) {
+        if (!bytes.empty()) on_event(bytes);
+        return true;
+    }
     if (state.http_status != 200) {
         state.body += bytes.substr(0, kMaxDocument - state.body.size());
         return state.body.size() < kMaxDocument;
     }
-    if (state.method == Method::stream) {
+    if (streams(state.method)) {
         state.feed_stream(bytes, on_event);
     } else if (bytes.size() > state.max_event_bytes - state.body.size()) {
         state.decide(
@@ -585,9 +610,11 @@ bool AnswerReader::feed(std::string_view bytes, const OnEvent& on_event) {
 Outcome AnswerReader::finish(bool clean, const OnEvent& on_event) {
     State& state = *state_;
     if (state.outcome) return *state.outcome;
-    if (state.http_status != 200) {
+    if (state.passes()) {
+        state.end_pass(clean);
+    } else if (state.http_status != 200) {
         state.decide(outcome_of_error(state.http_status, state.body));
-    } else if (state.method == Method::stream) {
+    } else if (streams(state.method)) {
         state.end_stream(clean, on_event);
     } else {
         state.end_unary(clean, on_event);

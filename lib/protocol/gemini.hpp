@@ -13,7 +13,29 @@
 
 namespace gcoalesce {
 
-enum class Method : std::uint8_t { stream = 1, unary = 2 }; // streamGenerateContent?alt=sse, generateContent
+enum class Method : std::uint8_t {
+    stream = 1,      // streamGenerateContent?alt=sse
+    unary = 2,       // generateContent
+    chat_stream = 3, // chat/completions of the OpenAI form, as a stream
+    chat_unary = 4,  // and not
+    pass = 5         // any other call
+};
+
+constexpr bool streams(Method method) {
+    return method == Method::stream || method == Method::chat_stream;
+}
+
+// The word above, for people and JSON.
+constexpr const char* method_name(Method method) {
+    switch (method) {
+    case Method::stream: return "stream";
+    case Method::unary: return "unary";
+    case Method::chat_stream: return "chat_stream";
+    case Method::chat_unary: return "chat_unary";
+    case Method::pass: return "pass";
+    }
+    return "unknown";
+}
 
 // Tokens as the last event that told them told them (they are cumulative); 0 when never told.
 struct Usage {

@@ -101,7 +101,7 @@ TEST_CASE("whatever is no flat map of the right members is refused with the reas
     refused(cbor({{"t", "hello"}, {"protocol", 1.5}, {"name", "x"}}), "a fraction");
     refused(cbor({{"t", "hello"}, {"protocol", 1ull << 40}, {"name", "x"}}), "out of range");
     refused(cbor({{"t", "hello"}, {"protocol", 1}, {"name", std::string(300, 'n')}}), "too long");
-    refused(cbor({{"t", "open"}, {"id", 1}, {"template", "default"}, {"model", "m"}, {"method", 3}, {"sharing", 0}}),
+    refused(cbor({{"t", "open"}, {"id", 1}, {"template", "default"}, {"model", "m"}, {"method", 6}, {"sharing", 0}}),
             "\"method\" is out of range");
     json many{{"t", "ready"}};
     for (int i = 0; i < 40; ++i) many[std::to_string(i)] = i;

@@ -90,6 +90,15 @@ typedef enum gcoalesce_sharing {
     GCOALESCE_SHARE_REFRESH = 2 /* a new call that later requests join instead of the present one */
 } gcoalesce_sharing;
 
+/* What a request speaks. */
+typedef enum gcoalesce_dialect {
+    GCOALESCE_GEMINI = 0, /* generateContent and streamGenerateContent */
+    GCOALESCE_OPENAI = 1, /* chat/completions of the API's OpenAI form; an event stream's [DONE] is no event */
+    GCOALESCE_PASS = 2    /* any other call, `verb` and `path`: passed on as it is and shared with nobody. Its first
+                             event is {"status":…,"content_type":…} of the response, each further one a piece of its
+                             body; a response other than 2xx is a failure as everywhere */
+} gcoalesce_dialect;
+
 /* One connection of this process to a broker, with the segment mapped read-only. All calls on it are thread-safe,
  * but for gcoalesce_detach. */
 typedef struct gcoalesce_attachment gcoalesce_attachment;
@@ -124,6 +133,10 @@ typedef struct gcoalesce_request {
     int no_store; /* not 0: if this request causes a call, its answer is kept neither for later ones nor on disk */
     const char* resume; /* "<stream id>.<number>", the id of the last event that was read ("<stream id>" or ".0": none):
                            go on after it. Never causes a call. NULL: no */
+    gcoalesce_dialect dialect;
+    const char* verb; /* with GCOALESCE_PASS: GET, POST, PUT, PATCH or DELETE; else NULL */
+    const char* path; /* with GCOALESCE_PASS: what stands behind the host, query included, "/v1beta/models?pageSize=9";
+                         at most 1 KiB; `model` is NULL, and `body` may be. Else NULL */
 } gcoalesce_request;
 
 typedef struct gcoalesce_event {
@@ -151,6 +164,7 @@ typedef struct gcoalesce_info {
     gcoalesce_status status;
     uint64_t stream_id; /* 0 while opening */
     uint8_t key[32];    /* zeros while opening */
+    int64_t age_ms;     /* since the answer ended; 0 while it is coming */
 } gcoalesce_info;
 
 /* Attaches to the broker of an instance.

@@ -42,6 +42,9 @@ struct Request { // as gcoalesce_request; empty: as a null pointer there
     milliseconds max_age{0};
     bool no_store = false;
     std::string resume{};
+    gcoalesce_dialect dialect = GCOALESCE_GEMINI;
+    std::string verb{};
+    std::string path{};
 };
 
 struct Event {
@@ -156,6 +159,9 @@ class Attachment {
         given.max_age_ms = request.max_age.count();
         given.no_store = request.no_store ? 1 : 0;
         given.resume = text(request.resume);
+        given.dialect = request.dialect;
+        given.verb = text(request.verb);
+        given.path = text(request.path);
         subscription.close();
         return gcoalesce_open(handle_, &given, &subscription.handle_);
     }

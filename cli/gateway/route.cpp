@@ -1,0 +1,122 @@
+#include "cli/gateway/route.hpp"
+
+#include <algorithm>
+#include <boost/beast/core/string.hpp>
+#include <charconv>
+#include <curl/curl.h>
+#include <memory>
+
+namespace gcoalesce::gateway {
+namespace {
+
+std::string decoded(std::string_view text) {
+    std::string plain(text);
+    std::ranges::replace(plain, '+', ' ');
+    int bytes = 0;
+    const std::unique_ptr<char, decltype(&curl_free)> found(
+        curl_easy_unescape(nullptr, plain.data(), static_cast<int>(plain.size()), &bytes), &curl_free);
+    return found ? std::string(found.get(), static_cast<std::size_t>(bytes)) : plain;
+}
+
+std::string_view trimmed(std::string_view text) {
+    while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+    return text;
+}
+
+bool is(std::string_view text, std::string_view lower) {
+    return boost::beast::iequals({text.data(), text.size()}, {lower.data(), lower.size()});
+}
+
+} // namespace
+
+Target::Target(std::string_view text)
+    : path_(text.substr(0, text.find('?'))),
+      query_(text.find('?') == std::string_view::npos ? "" : text.substr(text.find('?') + 1)) {}
+
+std::optional<std::string> Target::query(std::string_view name) const {
+    std::string_view rest = query_;
+    while (!rest.empty()) {
+        const std::string_view item = rest.substr(0, rest.find('&'));
+        rest.remove_prefix(std::min(item.size() + 1, rest.size()));
+        if (item.substr(0, item.find('=')) != name) continue;
+        return item.size() > name.size() ? decoded(item.substr(name.size() + 1)) : std::string();
+    }
+    return std::nullopt;
+}
+
+std::string Target::query_without_key() const {
+    std::string kept;
+    std::string_view rest = query_;
+    while (!rest.empty()) {
+        const std::string_view item = rest.substr(0, rest.find('&'));
+        rest.remove_prefix(std::min(item.size() + 1, rest.size()));
+        if (item.substr(0, item.find('=')) == "key") continue;
+        kept += kept.empty() ? '?' : '&';
+        kept += item;
+    }
+    return kept;
+}
+
+Route route_of(const Target& target) {
+    std::string_view path = target.path();
+    Route route;
+    const auto found = [&](Service service, std::string_view allow) {
+        route.service = service;
+        route.allow = allow;
+        return route;
+    };
+    if (path == "/healthz") return found(Service::health, "GET, HEAD");
+    if (path == "/readyz") return found(Service::ready, "GET, HEAD");
+    if (path == "/v1/notify") return found(Service::notify, "POST");
+    if (path == "/v1/streams") return found(Service::create_stream, "POST");
+    constexpr std::string_view streams = "/v1/streams/";
+    if (path.starts_with(streams)) {
+        route.stream = path.substr(streams.size());
+        return found(Service::read_stream, "GET, HEAD");
+    }
+    std::string_view version = "/v1beta/", rest = path.substr(std::min<std::size_t>(path.size(), 1));
+    bool ours = false; // it has a version, or is what clients ask for without one
+    for (const std::string_view known : {"/v1beta/", "/v1alpha/", "/v1/"}) {
+        if (!path.starts_with(known)) continue;
+        version = known;
+        rest = path.substr(known.size());
+        ours = true;
+        break;
+    }
+    for (const std::string_view known : {"models", "tunedModels", "cachedContents", "files", "openai"})
+        ours = ours || rest == known || rest.starts_with(std::string(known) + "/");
+    if (!ours) return route;
+    if (rest == "openai/chat/completions") return found(Service::chat, "POST");
+    const std::size_t colon = std::min(rest.rfind(':'), rest.size());
+    const std::string_view method = rest.substr(std::min(colon + 1, rest.size()));
+    if (rest.starts_with("models/") || rest.starts_with("tunedModels/")) {
+        route.model = rest.substr(0, colon);
+        if (method == "generateContent") return found(Service::unary, "POST");
+        if (method == "streamGenerateContent") return found(Service::stream, "POST");
+    }
+    route.path = std::string(version) + std::string(rest) + target.query_without_key();
+    return found(Service::pass, "GET, HEAD, POST, PUT, PATCH, DELETE");
+}
+
+Freshness freshness_of(std::string_view cache_control) {
+    Freshness freshness;
+    while (!cache_control.empty()) {
+        const std::string_view item = cache_control.substr(0, cache_control.find(','));
+        cache_control.remove_prefix(std::min(item.size() + 1, cache_control.size()));
+        const std::string_view name = trimmed(item.substr(0, item.find('=')));
+        if (is(name, "no-store")) freshness.no_store = true;
+        if (is(name, "no-cache")) freshness.max_age_ms = -1;
+        if (!is(name, "max-age") || freshness.max_age_ms < 0 || item.find('=') == std::string_view::npos) continue;
+        const std::string_view text = trimmed(item.substr(item.find('=') + 1));
+        std::int64_t seconds = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+        if (error == std::errc::result_out_of_range) continue; // any age will do
+        if (error != std::errc() || end != text.data() + text.size() || seconds < 0) continue;
+        constexpr std::int64_t year = 365LL * 24 * 3600;
+        freshness.max_age_ms = seconds == 0 ? -1 : std::min(seconds, year) * 1000;
+    }
+    return freshness;
+}
+
+} // namespace gcoalesce::gateway

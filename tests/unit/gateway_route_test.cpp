@@ -1,0 +1,79 @@
+// What a request of the gateway asks for, by its line and fields.
+#include <catch2/catch.hpp>
+
+#include "cli/gateway/problem.hpp"
+#include "cli/gateway/route.hpp"
+
+using namespace gcoalesce;
+using namespace gcoalesce::gateway;
+
+namespace {
+
+Route at(const char* target) {
+    const Target parsed(target);
+    Route route = route_of(parsed);
+    route.stream = {}; // it points into the target
+    return route;
+}
+
+} // namespace
+
+TEST_CASE("paths lead to their services") {
+    for (const char* version : {"/v1beta/", "/v1alpha/", "/v1/", "/"}) {
+        const std::string model = std::string(version) + "models/gemini-2.5-flash";
+        CHECK(at((model + ":generateContent").c_str()).service == Service::unary);
+        CHECK(at((model + ":streamGenerateContent?alt=sse").c_str()).service == Service::stream);
+        CHECK(at((model + ":streamGenerateContent").c_str()).model == "models/gemini-2.5-flash");
+        CHECK(at((model + ":countTokens").c_str()).service == Service::pass);
+    }
+    CHECK(at("/v1beta/tunedModels/mine:generateContent").model == "tunedModels/mine");
+    CHECK(at("/v1beta/openai/chat/completions").service == Service::chat);
+    CHECK(at("/v1beta/openai/embeddings").path == "/v1beta/openai/embeddings");
+    CHECK(at("/models?pageSize=9&key=k&pageToken=t").path == "/v1beta/models?pageSize=9&pageToken=t");
+    CHECK(at("/v1alpha/files").path == "/v1alpha/files");
+    CHECK(at("/v1/streams").service == Service::create_stream);
+    CHECK(at("/v1/streams/0123456789abcdef").service == Service::read_stream);
+    CHECK(at("/v1/notify").service == Service::notify);
+    CHECK(at("/healthz").service == Service::health);
+    CHECK(at("/readyz").service == Service::ready);
+    for (const char* nothing : {"", "/", "/favicon.ico", "*", "models", "/modelsx", "/metric"})
+        CHECK(at(nothing).service == Service::unknown);
+}
+
+TEST_CASE("a target's query is read decoded, the first of a name") {
+    const Target target("/p?a=1%202&b&a=3&c=%C3%A9+x&=&&d=");
+    CHECK(target.path() == "/p");
+    CHECK(target.query("a") == "1 2");
+    CHECK(target.query("b") == "");
+    CHECK(target.query("c") == "\xC3\xA9 x");
+    CHECK(target.query("d") == "");
+    CHECK_FALSE(target.query("e"));
+    CHECK(Target("/p?key=k").query_without_key().empty());
+}
+
+TEST_CASE("Cache-Control's words are read as HTTP has them") {
+    CHECK(freshness_of("").max_age_ms == 0);
+    CHECK(freshness_of("no-cache").max_age_ms == -1);
+    CHECK(freshness_of("max-age=0").max_age_ms == -1);
+    CHECK(freshness_of("MAX-AGE = 7").max_age_ms == 7000);
+    CHECK(freshness_of("no-cache, max-age=7").max_age_ms == -1);
+    CHECK(freshness_of("max-age=7 , no-store").no_store);
+    CHECK(freshness_of("max-age=99999999999999999999").max_age_ms == 0);
+    for (const char* nonsense : {"max-age", "max-age=", "max-age=x", "max-age=-1", "x-no-cache", ",,="}) {
+        CHECK(freshness_of(nonsense).max_age_ms == 0);
+        CHECK_FALSE(freshness_of(nonsense).no_store);
+    }
+}
+
+TEST_CASE("an error's status is upstream's where it told one, else that of its code") {
+    CHECK(problem_of({GCOALESCE_RATE_LIMITED, "", 0}, 429).status == 429);
+    CHECK(problem_of({GCOALESCE_KEY_REFUSED, "", 0}, 400).status == 400);
+    CHECK(problem_of({GCOALESCE_CUT_SHORT, "", 0}, 200).status == 502);
+    CHECK(problem_of({GCOALESCE_BUSY, "", 0}).status == 429);
+    CHECK(problem_of({GCOALESCE_GONE, "", 0}).status == 410);
+    CHECK(problem_of({GCOALESCE_BROKER_DEAD, "", 0}).status == 503);
+    CHECK(retry_after({GCOALESCE_BUSY, "", 1}) == "1");
+    CHECK(retry_after({GCOALESCE_BUSY, "", 34'400}) == "35");
+    CHECK(retry_after({GCOALESCE_BUSY, "", 0}).empty());
+    CHECK(line_of({503, {GCOALESCE_BUSY, "a \xFF\n b", 0}}).find('\n') == std::string::npos);
+}
