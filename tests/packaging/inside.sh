@@ -86,8 +86,8 @@ calm() {
 
 # ---- after the reboot ----------------------------------------------------------------------------------------------
 
-if [ -e /root/before-reboot ]; then
-    read -r kept_id kept_text <<<"$(cat /root/before-reboot)"
+if [ -e before-reboot ]; then
+    read -r kept_id kept_text <<<"$(cat before-reboot)"
     systemd-run -q --unit=sim gcoalesce sim --port 8080 --require-key
     say "reboot: the broker comes up by itself, with its answers"
     holds systemctl is-active gcoalesced.service
@@ -262,5 +262,5 @@ cp /tmp/before-proxy /etc/gcoalesce/gcoalesced.conf
 systemctl restart gcoalesced
 
 remember "over a reboot"
-echo "$kept_id $kept_text" >/root/before-reboot
+echo "$kept_id $kept_text" >before-reboot
 say "going down"
