@@ -1,9 +1,9 @@
 // Finished streams on disk, so that readers who come back late still get theirs, also from the next broker.
 //
-// One SQLite file, <directory>/gcoalesce-<instance>.db, mode 0600, of one broker: who holds <file>.lock. One thread owns the connection and does whatever may
-// block; the event loop keeps an index in memory and never waits for the disk. Where the disk refuses, requests do not
-// notice: state() says `degraded` and why, the thread tries again with a growing delay, and what was saved meanwhile
-// waits in a bounded queue, of which the oldest are dropped first.
+// One SQLite file, <directory>/gcoalesce-<instance>.db, mode 0600, of one broker: who holds <file>.lock. One thread
+// owns the connection and does whatever may block; the event loop keeps an index in memory and never waits for the
+// disk. Where the disk refuses, requests do not notice: state() says `degraded` and why, the thread tries again with a
+// growing delay, and what was saved meanwhile waits in a bounded queue, of which the oldest are dropped first.
 //
 // Deleted content is overwritten with zeros in the file (secure_delete), and purging also empties the write-ahead log.
 #pragma once

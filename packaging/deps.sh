@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages that gcoalesce needs. No other file names them.
 # usage: packaging/deps.sh [runtime|build|test|lint|bench|deb|container]...   (default: build)
+#        packaging/deps.sh -n SET   says which they are, and installs nothing
 # Quick when everything is there; else it needs root, and asks sudo for it.
 set -eu
 
@@ -26,6 +27,10 @@ packages() {
     esac
 }
 
+if [ "${1-}" = -n ]; then
+    packages "$2"
+    exit
+fi
 wanted=
 for set in "${@:-build}"; do
     wanted="$wanted $(packages "$set")"

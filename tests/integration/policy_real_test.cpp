@@ -141,6 +141,35 @@ TEST_CASE("SIGHUP puts a changed prompt in force, and keeps the keys of a templa
     CHECK(stage.counted() == 2);
 }
 
+TEST_CASE("SIGHUP takes a new API key and new templates together, or neither of them") {
+    const Folder templates, keys;
+    const std::string key = keys.write("key", "first-key\n");
+    const Sim sim({"--accept-key", keys.write("accepted", "second-key\n")});
+    const ScratchInstance instance;
+    Broker broker(*instance, sim.url(), {"--api-key-file", key, "--templates", templates.path()});
+    const Attachment client = attach(*instance);
+    const auto reload = [&broker](const std::string& said) {
+        broker.process().signal(SIGHUP);
+        broker.process().wait_for_err(said);
+    };
+    CHECK_FALSE(answer_to(client, prompt("by the first key")).complete());
+
+    keys.write("key", "second-key\n");
+    templates.write("news.json", "{");
+    reload("keeping the templates that are in use");
+    CHECK_FALSE(answer_to(client, prompt("by the first key, still")).complete());
+
+    keys.write("key", "two words\n");
+    templates.write("news.json", kNews);
+    reload("keeping the API key that is in use");
+    CHECK(answer_to(client, by_template("news", R"({"topic": "tea"})")).code == GCOALESCE_NOT_FOUND);
+
+    keys.write("key", "second-key\n");
+    reload("reloaded: 2 templates, and the API key");
+    CHECK(answer_to(client, prompt("by the second key")).complete());
+    CHECK(answer_to(client, by_template("news", R"({"topic": "tea"})")).complete());
+}
+
 TEST_CASE("a reload by command says what is wrong, and all or nothing of it is taken") {
     Stage stage;
     stage.templates().write("a.json", kNews);

@@ -50,10 +50,12 @@ void write_file(const std::filesystem::path& path, std::string_view bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
 }
 
+// What is kept; neither what SQLite makes anew nor the lock, which says whose it is.
 std::map<std::string, std::string> files_of(const std::filesystem::path& directory) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(directory))
-        if (!entry.path().string().ends_with("-shm")) files[entry.path().filename()] = read_file(entry.path());
+        if (const std::string name = entry.path(); !name.ends_with("-shm") && !name.ends_with(".lock"))
+            files[entry.path().filename()] = read_file(entry.path());
     return files;
 }
 
