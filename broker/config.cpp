@@ -202,6 +202,8 @@ Parsed parse_command_line(int argc, char** argv) {
     options.text("--templates", config.templates_dir, "directory of template files; SIGHUP reads them again");
     options.parsed("--admin-group", "GROUP", "who may notify, cancel, purge and reload (default: whoever may attach)",
                    "", [&config](const std::string& text) {
+                       config.admin_group.reset();
+                       if (text.empty()) return std::string();
                        const Result<std::uint32_t> group = parse_group(text);
                        if (group) config.admin_group = *group;
                        return group ? std::string() : group.error().message;

@@ -89,6 +89,14 @@ TEST_CASE("a line of the file that the command line or the environment overrules
     CHECK(gcoalesced(instance, {"--config", config.path(), "--ttl-idle", "1s"}).says("found 10: raise --memory"));
 }
 
+TEST_CASE("every text of the file may be empty, which is its default") {
+    const TemporaryFile config(
+        "instance = \"\"\nruntime-dir = \"\"\nadmin-group = \"\"\napi-key-file = \"\"\nca-file = \"\"\n"
+        "proxy = \"\"\nstate-dir = \"\"\ntemplates = \"\"\nmemory = 10\n");
+    const ScratchInstance instance;
+    CHECK(gcoalesced(instance, {"--config", config.path()}).says("found 10: raise --memory"));
+}
+
 TEST_CASE("texts of the file may have what looks like a comment or a list") {
     const TemplateDirectory place;
     std::filesystem::create_directory(place.path() + "/a #1, b");
