@@ -95,6 +95,17 @@ void Connection::start() {
     wait_readable();
 }
 
+// What is thrown while one connection is served (its memory has run out, say) ends that connection and no other.
+template <class Work>
+void Connection::guard(const Work& work) {
+    try {
+        work();
+    } catch (const std::exception& error) {
+        gcoalesce::log(LogLevel::error, "{} \"{}\": {}", peer_, line_, error.what());
+        close();
+    }
+}
+
 // ---- receiving -----------------------------------------------------------------------------------------------------
 
 void Connection::wait_readable() {
@@ -103,7 +114,7 @@ void Connection::wait_readable() {
     waiting_ = true;
     socket_.async_wait(Socket::wait_read, [self = shared_from_this()](error_code error) {
         self->waiting_ = false;
-        if (!error && self->state_ != State::closed) self->on_readable();
+        if (!error && self->state_ != State::closed) self->guard([&] { self->on_readable(); });
     });
 }
 
@@ -422,7 +433,7 @@ void Connection::open(const client::Request& request, Answer::Wish wish) {
         delay_ = timer;
     }
     world_.add_reader(shared_from_this());
-    pump();
+    send_on();
 }
 
 void Connection::notify(const Target& target) {
@@ -435,7 +446,7 @@ void Connection::notify(const Target& target) {
     if (const std::string& body = parser_->get().body(); !body.empty()) {
         const nlohmann::json asked = nlohmann::json::parse(body, nullptr, false);
         bool good = asked.is_object();
-        for (const auto& [name, value] : (good ? asked : nlohmann::json::object()).items()) {
+        for (const auto& [name, value] : asked.items()) {
             if (name == "templates" && value.is_array()) {
                 wanted.templates.clear();
                 for (const auto& id : value) {
@@ -463,8 +474,10 @@ void Connection::notify(const Target& target) {
     world_.notify(wanted, [weak = weak_from_this(), number = number_](const Result<std::int64_t>& remaining) {
         const auto self = weak.lock();
         if (!self || self->state_ != State::answering || self->number_ != number) return;
-        self->respond(remaining ? json_response({{"window_open_ms", *remaining}})
-                                : response_of(problem_of(remaining.error())));
+        self->guard([&] {
+            self->respond(remaining ? json_response({{"window_open_ms", *remaining}})
+                                    : response_of(problem_of(remaining.error())));
+        });
     });
 }
 
@@ -487,6 +500,11 @@ void Connection::refuse(const Problem& problem) {
 
 bool Connection::pump() {
     const auto self = shared_from_this();
+    guard([this] { send_on(); });
+    return state_ == State::answering && answer_ != nullptr;
+}
+
+void Connection::send_on() {
     Piece piece;
     while (state_ == State::answering && answer_ && unsent_.size() == 0) {
         if (answer_->read_from() > now()) break;
@@ -495,7 +513,6 @@ bool Connection::pump() {
         if (step == Step::nothing) break;
         deliver(piece, step);
     }
-    return state_ == State::answering && answer_ != nullptr;
 }
 
 std::string Connection::head_text(const Head& head) const {
@@ -567,8 +584,10 @@ void Connection::flush() {
         if (sent < 0 && errno == EAGAIN) {
             socket_.async_wait(Socket::wait_write, [self = shared_from_this()](error_code error) {
                 if (error || self->state_ != State::answering) return;
-                self->flush();
-                self->pump();
+                self->guard([&] {
+                    self->flush();
+                    self->send_on();
+                });
             });
             return;
         }
@@ -632,6 +651,10 @@ void Connection::close() {
 // ---- time ----------------------------------------------------------------------------------------------------------
 
 void Connection::tick(Nanos present) {
+    guard([&] { look_at_clock(present); });
+}
+
+void Connection::look_at_clock(Nanos present) {
     const Nanos passed = present - since_;
     switch (state_) {
     case State::idle:

@@ -70,6 +70,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
         closed
     };
 
+    template <class Work>
+    void guard(const Work& work);
+
     // ---- receiving ----
     void wait_readable();
     void on_readable();
@@ -95,7 +98,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void refuse(const Problem& problem); // and takes no further request
     void deliver(Piece& piece, Step step);
     std::string head_text(const Head& head) const;
+    void send_on();
     void flush();
+    void look_at_clock(Nanos present);
     void finish(const char* how);
     void linger();
 

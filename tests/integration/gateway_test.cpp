@@ -14,8 +14,8 @@ namespace {
 
 std::int64_t subscribers(const World& world) {
     std::int64_t all = 0;
-    for (const Json& stream : world.run({"keys", "--json"}).json().at("keys"))
-        all += stream.at("subscribers").get<std::int64_t>();
+    const Json keys = world.run({"keys", "--json"}).json();
+    for (const Json& stream : keys.at("keys")) all += stream.at("subscribers").get<std::int64_t>();
     return all;
 }
 
