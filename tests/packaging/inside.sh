@@ -37,7 +37,16 @@ readme() {
     eval "$1"
 }
 as() { runuser -u "$1" -- "${@:2}"; }
-ask() { as alice timeout 90 gcoalesce ask --timeout 60s "$@" </dev/null; }
+ask_once() { as alice timeout 90 gcoalesce ask --timeout 60s "$@" </dev/null; }
+# Again while no broker answers: it may be starting, and machines are slow.
+ask() {
+    local got tries
+    for tries in $(seq 20); do
+        got=0
+        ask_once "$@" || got=$?
+        [ $got -eq 3 ] && [ "$tries" -lt 20 ] || return $got
+    done
+}
 property() { systemctl show -P "$1" "${2:-$unit}"; }
 status_says() { [[ $(property StatusText "${2:-$unit}") == *"$1"* ]]; }
 main_pid() { property MainPID; }
@@ -68,7 +77,7 @@ storm() {
             until [ -e /tmp/calm ]; do
                 got=0
                 number=$((number + 1))
-                ask "storm $user $number [sim gap=20ms events=15]" >/dev/null 2>>"/tmp/trouble.$user" || got=$?
+                ask_once "storm $user $number [sim gap=20ms events=15]" >/dev/null 2>>"/tmp/trouble.$user" || got=$?
                 echo "$got" >>"/tmp/storm.$user"
             done
         ) &

@@ -34,7 +34,11 @@ if [ ! -e "$base" ]; then
     mkdir -p build
     # From where this machine has its own packages.
     # shellcheck disable=SC2016 # apt's variables
-    apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' |
+    sources() {
+        apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian'
+    }
+    [ -n "$(sources)" ] || apt-get -qq update
+    sources |
         mmdebstrap --quiet --variant=minbase \
             --include="systemd,systemd-sysv,dbus,libpam-systemd,procps,$depends" bookworm "$work/base.tar" - ||
         skip "mmdebstrap found no Debian to make it of"

@@ -203,4 +203,19 @@ TEST_CASE("A slip of the pen is told from another word") {
     CHECK(nearest(std::string(100'000, 'k'), known).empty());
 }
 
+TEST_CASE("a log sink gets the lines that the level lets through, with their fields") {
+    std::vector<std::string> got;
+    set_log_sink([&got](LogLevel level, std::string_view line, LogFields fields) {
+        std::string entry = fmt::format("{} {}", static_cast<int>(level), line);
+        for (const LogField& field : fields) entry += fmt::format(" {}={}", field.name, field.value);
+        got.push_back(entry);
+        return true;
+    });
+    log(LogLevel::warning, {{"CODE", "busy"}, {"TEMPLATE", "news"}}, "{} of {}", 1, 2);
+    log(LogLevel::info, "plain");
+    log(LogLevel::debug, {{"CODE", "ok"}}, "nobody asked for this");
+    set_log_sink({});
+    CHECK(got == std::vector<std::string>{"4 1 of 2 CODE=busy TEMPLATE=news", "6 plain"});
+}
+
 } // namespace
