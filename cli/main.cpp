@@ -91,7 +91,9 @@ void add_help(CLI::App& app, const Context& context) {
     CLI::App* help = app.add_subcommand("help", "this text, or with a COMMAND that command's");
     help->add_option("COMMAND", *about, "of which command");
     help->callback([&app, about] {
-        if (about->empty()) return gcoalesce::cli::write_out(app.help("", CLI::AppFormatMode::All));
+        if (about->empty()) // not app.help(): that is the chosen command's, which is this one
+            return gcoalesce::cli::write_out(
+                app.get_formatter()->make_help(&app, app.get_name(), CLI::AppFormatMode::Normal));
         std::vector<std::string> names;
         for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
             names.push_back(command->get_name());

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <unistd.h>
 
+#include "cli/view/utf8.hpp"
+
 namespace gcoalesce::cli {
 namespace {
 
@@ -60,11 +62,11 @@ std::size_t output_lines() {
 }
 
 void repaint(std::string_view text) {
-    const std::size_t most = output_lines();
+    const std::size_t most = output_lines(), width = output_columns();
     std::string out = "\x1b[H";
     for (std::size_t line = 1; !text.empty(); ++line) {
         const std::size_t end = std::min(text.find('\n'), text.size());
-        out += text.substr(0, end);
+        out += width == 0 ? std::string(text.substr(0, end)) : shortened(text.substr(0, end), width);
         out += "\x1b[K"; // what is left of a longer line
         text.remove_prefix(std::min(end + 1, text.size()));
         if (line == most) break; // a line feed would scroll

@@ -14,8 +14,8 @@ std::size_t output_columns();
 // Likewise LINES and the terminal's height.
 std::size_t output_lines();
 
-// A screen that is painted again and again: the text in place of what stood there, without a flicker. Lines beyond the
-// terminal's height are left out.
+// A screen that is painted again and again: the text in place of what stood there, without a flicker. Lines are cut at
+// the terminal's width, and those beyond its height are left out.
 void repaint(std::string_view text);
 
 // Writes all of it to standard output at once. Throws std::system_error when that fails; a reader who has gone ends the

@@ -32,7 +32,7 @@ bool among_wide(const std::string& character) { // East Asian Wide, as far as te
 
 Terminal::Terminal(std::vector<std::string> argv, unsigned short columns, unsigned short lines,
                    const std::vector<std::string>& env)
-    : columns_(columns), lines_(lines) {
+    : columns_(columns), lines_(lines), bottom_(lines_ - 1) {
     cells_.assign(lines_, std::vector<std::string>(columns_, " "));
     std::vector<std::string> variables = env; // of two settings of one name, the first counts
     variables.emplace_back("TERM=vt100");
@@ -77,6 +77,8 @@ void Terminal::resize(unsigned short columns, unsigned short lines) {
     cells_.resize(lines, std::vector<std::string>(columns, " "));
     x_ = std::min(x_, columns_ - 1);
     y_ = std::min(y_, lines_ - 1);
+    top_ = 0;
+    bottom_ = lines_ - 1;
     const winsize size{lines, columns, 0, 0};
     if (::ioctl(master_.get(), TIOCSWINSZ, &size) != 0) throw_errno("TIOCSWINSZ");
 }
@@ -136,6 +138,7 @@ void Terminal::put(char byte) {
         sequence_ += byte;
         if (sequence_.size() == 2) {
             if (byte == '[' || byte == '(' || byte == ')') return;
+            if (byte == 'M') reverse_index();
             sequence_.clear(); // ESC > and the like
         } else if (sequence_[1] != '[') {
             sequence_.clear(); // a character set
@@ -154,17 +157,29 @@ void Terminal::put(char byte) {
     } else if (byte == '\t') {
         x_ = std::min((x_ / 8 + 1) * 8, columns_ - 1);
     } else if (byte == '\n') {
-        if (++y_ == lines_) {
-            --y_;
-            cells_.erase(cells_.begin());
-            cells_.emplace_back(columns_, " ");
-        }
+        if (y_ == bottom_)
+            scroll(top_, bottom_);
+        else if (y_ + 1 < lines_)
+            ++y_;
     } else if (code >= 0x20) {
         character_ += byte;
         const auto lead = static_cast<unsigned char>(character_[0]);
         const std::size_t whole = lead < 0x80 ? 1 : lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
         if (character_.size() == whole) print();
     }
+}
+
+void Terminal::reverse_index() {
+    if (y_ == top_)
+        scroll(bottom_, top_);
+    else if (y_ > 0)
+        --y_;
+}
+
+// One line goes, and an empty one comes.
+void Terminal::scroll(std::size_t gone, std::size_t come) {
+    cells_.erase(cells_.begin() + static_cast<std::ptrdiff_t>(gone));
+    cells_.insert(cells_.begin() + static_cast<std::ptrdiff_t>(come), std::vector<std::string>(columns_, " "));
 }
 
 void Terminal::print() {
@@ -194,6 +209,11 @@ void Terminal::obey(char command) {
         y_ = std::min(count, lines_) - 1;
         x_ = std::min(std::max<std::size_t>(numbers[1], 1), columns_) - 1;
         break;
+    case 'r': // margins
+        top_ = std::min(count, lines_) - 1;
+        bottom_ = (numbers[1] == 0 ? lines_ : std::min(numbers[1], lines_)) - 1;
+        x_ = y_ = 0;
+        break;
     case 'A': y_ -= std::min(y_, count); break;
     case 'B': y_ = std::min(y_ + count, lines_ - 1); break;
     case 'C': x_ = std::min(x_ + count, columns_ - 1); break;
@@ -209,7 +229,7 @@ void Terminal::obey(char command) {
         for (std::size_t x = numbers[0] == 1 ? 0 : x_; x < (numbers[0] == 1 ? x_ + 1 : columns_) && x < columns_; ++x)
             cells_[y_][x] = " ";
         break;
-    default: break; // colours, modes, margins
+    default: break; // colours, modes
     }
 }
 

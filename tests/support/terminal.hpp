@@ -42,6 +42,8 @@ class Terminal {
     void put(char byte);
     void obey(char command);
     void print();
+    void reverse_index();
+    void scroll(std::size_t gone, std::size_t come);
     std::string text() const;
 
     UniqueFd master_;
@@ -52,8 +54,9 @@ class Terminal {
     // Of the emulation: what ncurses and our own commands send to a vt100.
     std::vector<std::vector<std::string>> cells_; // lines of columns; the right half of a wide character is ""
     std::size_t columns_, lines_, x_ = 0, y_ = 0;
-    std::string sequence_;  // of an escape sequence under way
-    std::string character_; // of a UTF-8 character under way
+    std::size_t top_ = 0, bottom_; // the lines between which it scrolls
+    std::string sequence_;         // of an escape sequence under way
+    std::string character_;        // of a UTF-8 character under way
 };
 
 } // namespace gcoalesce::test
