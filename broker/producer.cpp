@@ -90,7 +90,34 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         start_try();
     }
 
+    // One answer that cannot be gone on with, memory that cannot be had above all, is the end of that one alone, and
+    // not of the broker; nor may it unwind libcurl. What is thrown while its readers are told of the end goes on.
+    template <class Body>
+    void guarded(Body body) {
+        const auto alive = shared_from_this();
+        try {
+            body();
+        } catch (const std::exception& error) {
+            if (over) throw;
+            give_up(error.what());
+        }
+    }
+
+    void give_up(const std::string& why) {
+        Outcome outcome = failed(GCOALESCE_INTERNAL, "the broker could not go on with this call: " + why);
+        if (events > 0) outcome.kind = GCOALESCE_TRUNCATED;
+        finish(outcome);
+    }
+
     void start_try() {
+        try {
+            try_once();
+        } catch (const std::exception& error) { // whoever starts a producer is not told of its end before it has it
+            next_try = timers.after(0, [this, why = std::string(error.what())] { guarded([&] { give_up(why); }); });
+        }
+    }
+
+    void try_once() {
         if (++tries > 1) store.count_retry(stream);
         store.count(Counter::upstream_calls);
         store.count(store.opening(stream).template_index, TemplateCounter::upstream_calls);
@@ -104,24 +131,45 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
 
     void on_sent() override {
         if (!streams(call.method) || events > 0) return;
-        next_event = timers.after(limits.first_event, [this] {
-            limit_passed(
-                GCOALESCE_FIRST_EVENT_TIMEOUT,
-                fmt::format("no event came within {} after the request was sent", format_duration(limits.first_event)));
+        guarded([this] {
+            next_event = timers.after(limits.first_event, [this] {
+                limit_passed(GCOALESCE_FIRST_EVENT_TIMEOUT,
+                             fmt::format("no event came within {} after the request was sent",
+                                         format_duration(limits.first_event)));
+            });
         });
     }
 
-    void on_content_type(std::string_view type) override { content_type = type; }
+    void on_content_type(std::string_view type) override {
+        guarded([&] { content_type = type; });
+    }
 
     void on_head(int http_status, std::int64_t retry_after) override {
-        reader.emplace(call.method, http_status, limits.stream_bytes);
-        retry_after_ms = retry_after;
-        store.set_upstream_status(stream, http_status);
-        if (call.method == Method::pass && http_status / 100 == 2) publish(head_of_pass(http_status, content_type));
+        guarded([&] {
+            reader.emplace(call.method, http_status, limits.stream_bytes);
+            retry_after_ms = retry_after;
+            store.set_upstream_status(stream, http_status);
+            if (call.method == Method::pass && http_status / 100 == 2) publish(head_of_pass(http_status, content_type));
+        });
     }
 
     void on_bytes(std::string_view piece) override {
-        const auto alive = shared_from_this();
+        guarded([&] { take(piece); });
+    }
+
+    void on_done(bool clean, const Error& error) override {
+        guarded([&] {
+            if (!reader) return judge(failed(error.code, error.message));
+            Outcome outcome = read_to_end(clean);
+            const bool broke = outcome.code == GCOALESCE_CONNECT_FAILED || outcome.code == GCOALESCE_CUT_SHORT;
+            if (!clean && broke && !error.message.empty()) outcome.message += ": " + error.message;
+            judge(std::move(outcome));
+        });
+    }
+
+    // ---- what comes of it ------------------------------------------------------------------------------------------
+
+    void take(std::string_view piece) {
         empty = empty && piece.empty();
         const std::uint64_t before = events;
         const bool more = reader->feed(piece, [this](std::string_view json) { publish(json); });
@@ -135,17 +183,6 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
             });
         }
     }
-
-    void on_done(bool clean, const Error& error) override {
-        const auto alive = shared_from_this();
-        if (!reader) return judge(failed(error.code, error.message));
-        Outcome outcome = read_to_end(clean);
-        const bool broke = outcome.code == GCOALESCE_CONNECT_FAILED || outcome.code == GCOALESCE_CUT_SHORT;
-        if (!clean && broke && !error.message.empty()) outcome.message += ": " + error.message;
-        judge(std::move(outcome));
-    }
-
-    // ---- what comes of it ------------------------------------------------------------------------------------------
 
     // Called by the reader, which may have more events in hand: over and refused make them fall on deaf ears.
     void publish(std::string_view json) {
@@ -202,11 +239,12 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         outcome.retry_ms = 0;
     }
 
-    void limit_passed(Code code, std::string message) {
-        const auto alive = shared_from_this();
-        Outcome outcome = reader ? reader->finish(false, [](std::string_view) {}) : Outcome{};
-        replace(outcome, events > 0 ? GCOALESCE_TRUNCATED : GCOALESCE_FAILED, code, std::move(message));
-        finish(outcome);
+    void limit_passed(Code code, const std::string& message) {
+        guarded([&] {
+            Outcome outcome = reader ? reader->finish(false, [](std::string_view) {}) : Outcome{};
+            replace(outcome, events > 0 ? GCOALESCE_TRUNCATED : GCOALESCE_FAILED, code, message);
+            finish(outcome);
+        });
     }
 
     // Whether the same request may fare better. No event has been shown to anybody.

@@ -419,6 +419,8 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
     }
     const std::uint32_t number = free_.back();
     free_.pop_back();
+    set(Counter::slots_in_use, streams_in_use());
+    set(Counter::streams_in_flight, ++in_flight_);
     swept_to_ = std::max(swept_to_, number + 1);
     Slot& s = slots_[number];
     Private& known = private_[number];
@@ -590,20 +592,16 @@ Result<StreamRef> Store::restore(const StreamOpening& opening, const std::vector
     const Result<StreamRef> stream = open(opening, false); // closed: nobody looks at it while it is filled
     if (!stream) return stream;
     Slot& s = slot(*stream);
-    Private& known = private_[stream->slot];
     std::uint64_t bytes = 0;
     for (const std::string& event : events) {
         if (const Result<void> done = put(*stream, event); !done) {
-            known.ended = true;
+            landed(*stream);
             drop(*stream);
             return tl::unexpected(done.error());
         }
         bytes += event.size();
     }
-    const Nanos now = clock_.monotonic();
-    known.ended = true;
-    known.ended_at = now;
-    known.last_left = now;
+    const Nanos now = landed(*stream);
     SlotEnding again = ending;
     again.reusable = fresh_for > 0 ? 1 : 0;
     s.ending.store(again);
@@ -651,6 +649,17 @@ void Store::publish(Slot& s, std::uint32_t number) {
     }
 }
 
+// Nothing more comes to the stream. Returns the time.
+Nanos Store::landed(StreamRef stream) {
+    Private& known = private_[stream.slot];
+    const Nanos now = clock_.monotonic();
+    known.ended = true;
+    known.ended_at = now;
+    known.last_left = now;
+    set(Counter::streams_in_flight, --in_flight_);
+    return now;
+}
+
 void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     if (!holds(stream) || private_[stream.slot].ended) return;
     Slot& s = slot(stream);
@@ -658,10 +667,7 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     const bool open_to_joiners = (s.generation.load(std::memory_order_relaxed) & kClosedToJoiners) == 0;
     const bool reusable = fresh_for > 0 && open_to_joiners;
     if (!reusable) close_to_joiners(stream); // first; the ending shows after
-    const Nanos now = clock_.monotonic();
-    known.ended = true;
-    known.ended_at = now;
-    known.last_left = now;
+    const Nanos now = landed(stream);
     ending.ended_ns = now;
     ending.ended_wall_ns = clock_.wall();
     ending.reusable = reusable ? 1 : 0;
@@ -762,6 +768,7 @@ bool Store::retire(StreamRef stream) {
     --template_states_[known.template_index].streams;
     known = Private{};
     free_.push_back(stream.slot);
+    set(Counter::slots_in_use, streams_in_use());
     count(Counter::streams_retired);
     header_->extents_free.store(pool_->available(), std::memory_order_relaxed);
     return true;
@@ -1025,19 +1032,12 @@ void Store::sweep() {
         moves_seen_ = now;
         for (const auto& lane : lanes_) look_at_moves(*lane, now);
     }
-    std::uint64_t in_use = 0;
-    std::uint64_t in_flight = 0;
     for (std::uint32_t i = 0; i < swept_to_; ++i) {
         Private& known = private_[i];
         if (!known.in_use) continue;
-        ++in_use;
         slots_[i].subscribers.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(subscribers_[i], UINT32_MAX)),
                                     std::memory_order_relaxed);
-        if (!known.ended) {
-            ++in_flight;
-            continue;
-        }
-        if (subscribers_[i] != 0) continue;
+        if (!known.ended || subscribers_[i] != 0) continue;
         const bool evicted = slots_[i].evicted.load(std::memory_order_relaxed) != 0;
         const Nanos linger = template_states_[known.template_index].linger;
         if (!evicted && !known.dropped &&
@@ -1047,8 +1047,6 @@ void Store::sweep() {
         close_to_joiners(stream);
         retire(stream);
     }
-    set(Counter::slots_in_use, in_use);
-    set(Counter::streams_in_flight, in_flight);
 }
 
 // ---- telling people ------------------------------------------------------------------------------------------------

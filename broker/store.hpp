@@ -195,6 +195,7 @@ class Store {
     bool holds(StreamRef stream) const;
     std::uint64_t pins_on(std::uint32_t slot) const;
     Result<void> put(StreamRef stream, std::string_view event);
+    Nanos landed(StreamRef stream);
     void publish(Slot& slot, std::uint32_t index);
     std::uint64_t allocate(std::uint64_t bytes); // an offset; 0: none
     enum class Wanted { slot, extents };
@@ -237,6 +238,7 @@ class Store {
     std::unordered_map<Key, std::uint32_t, KeyHash> indexed_;
     std::unordered_map<StreamId, std::uint32_t> by_id_;
     std::vector<std::unique_ptr<LaneState>> lanes_;
+    std::size_t in_flight_ = 0;
     std::uint32_t swept_to_ = 0; // slots ever used: sweeps look no further
     Nanos moves_seen_ = 0;
 };

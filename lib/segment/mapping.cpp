@@ -60,10 +60,14 @@ Result<std::size_t> check_file(int fd, unsigned owner, const std::string& what) 
 Result<OpenSegment> map_checked(UniqueFd fd, unsigned owner, const std::string& what) {
     const Result<std::size_t> size = check_file(fd.get(), owner, what);
     if (!size) return tl::unexpected(size.error());
+    const auto died_early = [&] {
+        return fail(GCOALESCE_BROKER_DEAD, "{}: the broker died before it was ready; start it again", what);
+    };
     if (*size < sizeof(Prefix)) {
         // A broker creates the file empty, locks it, and then gives it its size.
         if (broker_lock_held(fd.get()).value_or(false))
             return fail(GCOALESCE_STARTING, "the broker of {} is starting", what);
+        if (*size == 0) return died_early();
         return fail(GCOALESCE_TOO_SHORT, "{} has {} bytes, expected at least {}: no running broker owns it", what,
                     *size, sizeof(Prefix));
     }
@@ -72,11 +76,8 @@ Result<OpenSegment> map_checked(UniqueFd fd, unsigned owner, const std::string& 
     Result<SegmentView> view = SegmentView::check(mapping->data(), mapping->bytes());
     if (!view) {
         Error error = view.error();
+        if (error.code == GCOALESCE_STARTING && broker_lock_held(fd.get()) == false) return died_early();
         error.message = what + ": " + error.message;
-        if (error.code == GCOALESCE_STARTING && broker_lock_held(fd.get()) == false) {
-            error.code = GCOALESCE_BROKER_DEAD;
-            error.message = what + ": the broker died before it was ready; start it again";
-        }
         return tl::unexpected(std::move(error));
     }
     return OpenSegment{std::move(fd), std::move(*mapping), *view};

@@ -222,7 +222,8 @@ TEST_CASE("case 29: a forked child that uses its parent's handles and exits leav
     CHECK(parent.wait() == 0);
 }
 
-TEST_CASE("case 27: a client that was stopped past its eviction learns it, harms no newer stream, and is served anew") {
+TEST_CASE(
+    "T62, case 27: a client that was stopped past its eviction learns it, harms no newer stream, and is served anew") {
     const Sim sim;
     const ScratchInstance instance;
     const Broker broker(
@@ -273,6 +274,38 @@ TEST_CASE("case 27: a client that was stopped past its eviction learns it, harms
     CHECK(others.wait() == 0);
     CHECK(eventually([&] { return broker.counted(Counter::slots_in_use) == 0; }));
     CHECK(broker.counted(Counter::lanes_revoked) == 0);
+}
+
+TEST_CASE("T82: a client that was killed in its sleep leaves no flag behind that would keep its successor asleep") {
+    const Sim sim;
+    const ScratchInstance instance;
+    const Broker broker(*instance, sim.url());
+    const Ask held{"[sim hold-after=1] sleeps"};
+    const auto sleep_then_read = [&](Line& line) {
+        const Attachment attachment = attach(*instance);
+        std::deque<Reader> readers;
+        readers.emplace_back(attachment, held);
+        readers.front().read(1);
+        bool asked = false;
+        // Behind the first round it has asked to be woken, and sleeps.
+        read_all(attachment, readers, [&] {
+            if (!std::exchange(asked, true)) line.tell();
+        });
+        line.tell(readers.front().seen());
+    };
+    for (int round = 0; round < 3; ++round) {
+        Child killed(sleep_then_read);
+        killed.line().hear();
+        killed.signal(SIGKILL);
+        killed.wait();
+    }
+    Child successor(sleep_then_read);
+    successor.line().hear();
+    const std::uint64_t sent = broker.counted(Counter::wakes_socket);
+    sim.release();
+    CHECK(successor.line().hear<Seen>().complete());
+    CHECK(broker.counted(Counter::wakes_socket) > sent);
+    CHECK(successor.wait() == 0);
 }
 
 TEST_CASE("case 31: a broker that is told to stop lets its clients read what they have, and signals none") {

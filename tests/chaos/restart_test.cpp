@@ -181,11 +181,11 @@ struct Tally {
     std::uint64_t hung = 0, wrong = 0;          // no ending in a minute; an ending without a name, a splice, a gap
     std::uint64_t resumed = 0, not_resumed = 0; // complete answers, later
     std::uint64_t reread = 0, not_fresh = 0;    //
-    std::array<char, 256> trouble{};            // the last one
-    void note(const char* what, const Got& got) {
-        std::snprintf(trouble.data(), trouble.size(),
-                      "%s: %s, kind %d, %llu events, misplaced %llu, spliced %llu: %.120s", what,
-                      gcoalesce_code_name(got.code), got.ending.kind, static_cast<unsigned long long>(got.events),
+    std::array<char, 256> trouble{};            // the last one that must not be
+    std::array<char, 256> refusal{};            // the last one
+    void note(std::array<char, 256>& where, const char* what, const Got& got) {
+        std::snprintf(where.data(), where.size(), "%s: %s, kind %d, %llu events, misplaced %llu, spliced %llu: %.120s",
+                      what, gcoalesce_code_name(got.code), got.ending.kind, static_cast<unsigned long long>(got.events),
                       static_cast<unsigned long long>(got.misplaced), static_cast<unsigned long long>(got.spliced),
                       got.ending.message);
     }
@@ -203,10 +203,10 @@ struct Tally {
         else if (got.code == GCOALESCE_END)
             ++wrong;
         else if (no_broker(got))
-            ++refused;
+            return ++refused, note(refusal, "asked", got);
         else
             ++wrong;
-        note("asked", got);
+        note(trouble, "asked", got);
     }
 };
 
@@ -221,7 +221,7 @@ void check_resume(const Attachment& attachment, const Answer& answer, std::uint6
         ++tally.resumed;
     } else if (!no_broker(got)) {
         ++tally.not_resumed;
-        tally.note("resumed", got);
+        tally.note(tally.trouble, "resumed", got);
     }
 }
 
@@ -251,7 +251,7 @@ void load(const Instance& instance, std::uint64_t seed, Line& line) {
         if (got.whole(kEvents) && same(got, answer) && got.status != GCOALESCE_STARTED)
             ++tally.reread;
         else
-            ++tally.not_fresh, tally.note("asked again", got);
+            ++tally.not_fresh, tally.note(tally.trouble, "asked again", got);
     }
     line.tell(tally);
     line.tell(answers.size());
@@ -309,7 +309,7 @@ TEST_CASE("T57, T81: brokers killed at any instant lose no complete answer, spli
         sum.refused += tally.refused;
         sum.resumed += tally.resumed;
         sum.reread += tally.reread;
-        if (tally.refused != 0) WARN(tally.refused << " refused, the last one: " << tally.trouble.data());
+        if (tally.refused != 0) WARN(tally.refused << " refused, the last one: " << tally.refusal.data());
         for (auto left = child->line().hear<std::size_t>(); left > 0; --left) {
             const auto answer = child->line().hear<Answer>();
             const auto [known, first] = by_key.emplace(answer.key, answer.response.data());

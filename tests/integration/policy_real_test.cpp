@@ -577,7 +577,7 @@ TEST_CASE("without a disk a stream can be resumed for its linger, then it is gon
     Stage stage({"--linger", "1ms", "--ttl-idle", "1ms"});
     stage.start();
     const std::string id = stage.run({"ask", "nothing kept", "--json"}).told("stream_id");
-    CHECK(eventually([&] { return stage.broker().counted(Counter::slots_in_use) == 0; }));
+    CHECK(eventually([&] { return stage.broker().counted(Counter::streams_retired) == 1; }));
     const Answered gone = stage.run({"ask", "--resume", id + ".1"});
     CHECK(gone.code == 1);
     CHECK(gone.says("the stream is no longer kept: ask anew"));

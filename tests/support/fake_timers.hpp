@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -29,6 +30,7 @@ class FakeTimers final : public Timers {
     const Clock& clock() const override { return clock_; }
 
     std::unique_ptr<Timer> after(Nanos delay, std::function<void()> action) override {
+        if (std::exchange(fail_next, false)) throw std::bad_alloc();
         const Due due{clock_.monotonic() + delay, ++made_};
         waiting_.emplace(due, std::move(action));
         return std::make_unique<Waiting>(waiting_, due);
@@ -44,6 +46,8 @@ class FakeTimers final : public Timers {
         }
         clock_.advance(until - clock_.monotonic());
     }
+
+    bool fail_next = false; // the next timer cannot be had
 
     std::size_t waiting() const { return waiting_.size(); }
 

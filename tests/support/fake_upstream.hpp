@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <initializer_list>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -84,6 +85,7 @@ class FakeUpstream final : public Upstream {
     };
 
     std::unique_ptr<RunningCall> start(const UpstreamCall& call, UpstreamEvents& events) override {
+        if (std::exchange(fail_next, false)) throw std::bad_alloc();
         Started& started = calls.emplace_back();
         started.call = call;
         started.events_ = &events;
@@ -93,6 +95,7 @@ class FakeUpstream final : public Upstream {
     void warm_up() override { ++warm_ups; }
 
     int warm_ups = 0;
+    bool fail_next = false;    // the next call cannot be started
     std::deque<Started> calls; // in the order of their starts; references stay good
 
   private:

@@ -301,7 +301,8 @@ TEST_CASE("T24: each kind of bad segment gets its own answer, and the version is
     };
     const Row row = GENERATE(values<Row>({
         {"empty, and somebody works on it", [](std::string& s) { s.clear(); }, true, GCOALESCE_STARTING, "starting"},
-        {"empty, and nobody works on it", [](std::string& s) { s.clear(); }, false, GCOALESCE_TOO_SHORT, "0 bytes"},
+        {"empty, and nobody works on it", [](std::string& s) { s.clear(); }, false, GCOALESCE_BROKER_DEAD,
+         "died before it was ready"},
         {"shorter than a prefix", [](std::string& s) { s.resize(39); }, false, GCOALESCE_TOO_SHORT, "39 bytes"},
         {"cut after the header", [](std::string& s) { s.resize(4096); }, true, GCOALESCE_TOO_SHORT, "claims"},
         {"another magic", [](std::string& s) { set(s, 0, std::uint64_t{1}); }, true, GCOALESCE_FOREIGN, "no segment"},

@@ -72,6 +72,65 @@ TEST_CASE("T01: a thousand identical requests cause one call") {
     CHECK(world.store.counted(Counter::requests_joined) == 999);
 }
 
+TEST_CASE(
+    "T06: a call that the broker itself cannot go on with fails for all who wait, and the next one starts afresh") {
+    World world;
+    gcoalesce_ending_kind kind = GCOALESCE_FAILED;
+    StreamRef broken;
+    SECTION("it cannot be started") {
+        world.upstream.fail_next = true;
+        broken = world.open('a').value().stream;
+        CHECK(world.open('a').value().stream == broken); // its end is told behind its start
+        world.timers.advance(0);
+    }
+    SECTION("it runs") {
+        broken = world.open('a').value().stream;
+        world.open('a').value();
+        FakeUpstream::Started& call = world.upstream.calls[0];
+        SECTION("nothing has come") {
+            world.timers.fail_next = true;
+            call.sent();
+        }
+        SECTION("an event has come") {
+            call.sent();
+            call.head(200);
+            world.timers.fail_next = true;
+            call.bytes(sse(answer_json("x")));
+            kind = GCOALESCE_TRUNCATED;
+        }
+        CHECK(call.cancelled);
+    }
+    CHECK(world.ending(broken).kind == kind);
+    CHECK(world.ending(broken).code == GCOALESCE_INTERNAL);
+    CHECK(world.coalescer->in_flight() == 0);
+    CHECK(world.open('a').value().status == GCOALESCE_STARTED);
+    world.upstream.calls.back().answer({"y"});
+    CHECK(world.open('a').value().status == GCOALESCE_FRESH);
+}
+
+TEST_CASE("T08: an upstream that is slower than all but its own limits is called once, however many ask meanwhile") {
+    World world;
+    const OpenAnswer first = world.open('a').value();
+    FakeUpstream::Started& call = world.upstream.calls[0];
+    const ProducerLimits limits;
+    const auto others_join = [&](Nanos within) {
+        for (const Nanos until = world.clock.monotonic() + within; world.clock.monotonic() < until;) {
+            world.timers.advance(within / 10);
+            world.store.sweep();
+            CHECK(world.open('a').value().stream == first.stream);
+        }
+    };
+    call.sent();
+    others_join(limits.first_event - kSecond);
+    call.head(200);
+    call.bytes(sse(answer_json("slow")));
+    others_join(limits.event_gap - kSecond);
+    call.bytes(sse(answer_json("ly", "STOP")));
+    call.done();
+    CHECK(world.ending(first.stream).kind == GCOALESCE_COMPLETE);
+    CHECK(world.upstream.calls.size() == 1);
+}
+
 TEST_CASE("requests that differ do not share") {
     World world;
     const OpenAnswer a = world.open('a').value();

@@ -211,6 +211,16 @@ TEST_CASE("T20: the key is the same on every thread and every time") {
     CHECK(other == first);
 }
 
+TEST_CASE("T25: sampled requests are shared like any other, and an unset temperature is not one of 0") {
+    const auto body = [](const std::string& temperature) {
+        return R"({"contents":[{"parts":[{"text":"hi"}]}],"generationConfig":{"candidateCount":1)" + temperature + "}}";
+    };
+    CHECK(key_of_body(body("")) == key_of_body(body("")));
+    CHECK(key_of_body(body(R"(,"temperature":1.5)")) == key_of_body(body(R"(,"temperature":1.5)")));
+    CHECK(key_of_body(body("")) != key_of_body(body(R"(,"temperature":0)")));
+    CHECK(key_of_body(body("")) != key_of_body(body(R"(,"temperature":1)")));
+}
+
 TEST_CASE("A model is one with and without its prefix") {
     CHECK(resolve_model("gemini-2.5-flash") == std::string("gemini-2.5-flash"));
     CHECK(resolve_model("models/gemini-2.5-flash") == std::string("gemini-2.5-flash"));

@@ -247,7 +247,7 @@ TEST_CASE("default has a policy, and no prompt") {
     }
 }
 
-TEST_CASE("a template that is wrong is refused with the place and what was expected there") {
+TEST_CASE("T98: a template that is wrong is refused with the place and what was expected there") {
     const auto check = [](const std::string& members, const std::string& message) {
         CHECK(refusal(R"({"model": "m", "prompt": "p")" + (members.empty() ? "" : ", " + members) + "}") == message);
     };
