@@ -140,7 +140,9 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         });
     }
 
-    void on_content_type(std::string_view type) override { content_type = type; }
+    void on_content_type(std::string_view type) override {
+        guarded([&] { content_type = type; });
+    }
 
     void on_head(int http_status, std::int64_t retry_after) override {
         guarded([&] {
