@@ -179,6 +179,33 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
     return known ? fmt::format("{:.1f}%", *known * 100) : "-";
 }
 
+// A table of numbers, of which none may be missing: where the columns do not fit, each row stands by itself, a line for
+// each column.
+class Numbers {
+  public:
+    explicit Numbers(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+    void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+    std::string render(std::size_t width) const {
+        Table whole(columns_);
+        for (const std::vector<std::string>& row : rows_) whole.add(row);
+        const std::string wide = whole.render(0);
+        if (width == 0 || wide.find('\n') <= width) return wide;
+        std::string narrow;
+        for (const std::vector<std::string>& row : rows_) {
+            Table one({{columns_[0].title}, {row[0], Align::right}});
+            for (std::size_t i = 1; i < row.size(); ++i) one.add({columns_[i].title, row[i]});
+            narrow += (narrow.empty() ? "" : "\n") + one.render(width);
+        }
+        return narrow;
+    }
+
+  private:
+    std::vector<Column> columns_;
+    std::vector<std::vector<std::string>> rows_;
+};
+
 // Tables in the order in which somebody who was paged wants them; each starts with the template.
 std::string usage_tables(const std::vector<TemplateUsage>& all, std::size_t width) {
     std::vector<Column> statuses{{"TEMPLATE"}};
@@ -186,21 +213,21 @@ std::string usage_tables(const std::vector<TemplateUsage>& all, std::size_t widt
         statuses.push_back({title, Align::right});
     statuses.push_back({"REFUSED", Align::right});
     statuses.push_back({"RESUMED SHARE", Align::right});
-    Table requests(statuses);
-    Table calls({{"TEMPLATE"},
-                 {"CALLS PAID", Align::right},
-                 {"AVOIDED", Align::right},
-                 {"COALESCED", Align::right},
-                 {"0-5 S SINCE PUSH", Align::right},
-                 {"5-10 S", Align::right},
-                 {"10-30 S", Align::right},
-                 {"30+ S", Align::right}});
-    Table tokens({{"TEMPLATE"},
-                  {"TOKENS"},
-                  {"PROMPT", Align::right},
-                  {"CACHED", Align::right},
-                  {"THOUGHTS", Align::right},
-                  {"ANSWER", Align::right}});
+    Numbers requests(statuses);
+    Numbers calls({{"TEMPLATE"},
+                   {"CALLS PAID", Align::right},
+                   {"AVOIDED", Align::right},
+                   {"COALESCED", Align::right},
+                   {"0-5 S SINCE PUSH", Align::right},
+                   {"5-10 S", Align::right},
+                   {"10-30 S", Align::right},
+                   {"30+ S", Align::right}});
+    Numbers tokens({{"TEMPLATE"},
+                    {"TOKENS"},
+                    {"PROMPT", Align::right},
+                    {"CACHED", Align::right},
+                    {"THOUGHTS", Align::right},
+                    {"ANSWER", Align::right}});
     const auto add = [&](const std::string& id, const Usage& usage) {
         std::vector<std::string> row{id};
         for (std::size_t status = GCOALESCE_STARTED; status < kStatuses; ++status)
@@ -229,13 +256,13 @@ std::string to_text(const SegmentView& segment) {
     const std::size_t width = output_columns();
     const std::vector<TemplateUsage> usage = all_usage(segment);
     const std::vector<DistinctError> errors = distinct_errors(segment);
-    Table latencies({{"TEMPLATE"},
-                     {"LATENCY"},
-                     {"COUNT", Align::right},
-                     {"MEAN", Align::right},
-                     {"P50", Align::right},
-                     {"P90", Align::right},
-                     {"P99", Align::right}});
+    Numbers latencies({{"TEMPLATE"},
+                       {"LATENCY"},
+                       {"COUNT", Align::right},
+                       {"MEAN", Align::right},
+                       {"P50", Align::right},
+                       {"P90", Align::right},
+                       {"P99", Align::right}});
     for (const TemplateUsage& one : usage) {
         const auto add = [&](const char* what, const Histogram& histogram) {
             const Latency latency = latency_of(histogram);

@@ -102,7 +102,20 @@ default   join           100  158us  97us  123us  3.1ms
 )");
     SpawnOptions narrow;
     narrow.env = {"COLUMNS=40"};
-    for (const std::string& line : counted.run({"stats"}, narrow).lines())
+    const Ran tall = counted.run({"stats"}, narrow); // no number is left out
+    CHECK(paragraphs(tall.out, 1) == R"(TEMPLATE       default
+STARTED              3
+JOINED              15
+FRESH                3
+SNAPSHOT             2
+RESUMED             10
+INDIVIDUAL           1
+BYPASS               6
+REFUSED              5
+RESUMED SHARE    25.0%
+)");
+    CHECK(tall.out.find("0-5 S SINCE PUSH  90.0% of 20\n") != std::string::npos);
+    for (const std::string& line : tall.lines())
         CHECK(std::ranges::count_if(line, [](char c) { return (c & 0xC0) != 0x80; }) <= 40);
 }
 

@@ -403,6 +403,37 @@ TEST_CASE("T100: requests, calls and tokens of random traffic equal an independe
     CHECK(retried);
 }
 
+TEST_CASE("a template that comes with a reload has its ledger from earlier, once, also when it had left meanwhile") {
+    FakeClock clock;
+    FakeTimers timers{clock};
+    FakeUpstream upstream;
+    TempDirectory directory;
+    HandLoop loop;
+    SnapshotOptions options = StoreLife::defaults();
+    options.directory = directory.path.string();
+    options.instance = "test";
+    const std::unique_ptr<Snapshots> snapshots = *Snapshots::open(options, timers, loop.post());
+    loop.until([&] { return snapshots->ready(); });
+    snapshots->put(ledger_name("news"), "requests_joined 7 ");
+    MemorySegment segment(clock);
+    Store& store = segment.store();
+    Coalescer coalescer(store, upstream, timers, snapshots.get(), {TemplateSettings{}}, {}, {});
+    coalescer.keep_ledger();
+
+    TemplateSettings news;
+    news.id = "news";
+    for (std::uint64_t joined = 7; joined < 10; ++joined) {
+        REQUIRE(coalescer.set_templates({TemplateSettings{}, news}));
+        coalescer.keep_ledger();
+        coalescer.keep_ledger();
+        const std::uint32_t index = store.template_index("news").value();
+        CHECK(store.counted(index, TemplateCounter::requests_joined) == joined);
+        store.count(index, TemplateCounter::requests_joined);
+        REQUIRE(coalescer.set_templates({TemplateSettings{}}));
+        CHECK(snapshots->get(ledger_name("news")) == fmt::format("requests_joined {} ", joined + 1));
+    }
+}
+
 TEST_CASE("the ledger's text is read back, and passes over counters that this version does not know") {
     LedgerCounts counts{};
     counts[0] = 7;
