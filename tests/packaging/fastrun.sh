@@ -32,7 +32,11 @@ if [ ! -e "$base" ]; then
     mkdir -p build
     # From where this machine has its own packages.
     # shellcheck disable=SC2016 # apt's variables
-    apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' |
+    sources() {
+        apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian'
+    }
+    [ -n "$(sources)" ] || apt-get -qq update
+    sources |
         mmdebstrap --quiet --variant=minbase \
             --include="systemd,systemd-sysv,dbus,libpam-systemd,procps,$depends" bookworm "$work/base.tar" - ||
         skip "mmdebstrap found no Debian to make it of"
@@ -43,9 +47,11 @@ tar -xf "$base" -C "$root"
 
 place=$root/srv/gcoalesce
 mkdir -p "$place/build/deb" "$place/build/deb.next" "$work/next"
-cp "$debs"/*.deb "$debs"/Packages "$place/build/deb"
-# The same packages as the next revision, for the upgrade.
+cp "$debs"/Packages "$place/build/deb"
 for deb in "$debs"/*.deb; do
+    case $deb in *-dbgsym_*) continue ;; esac
+    cp "$deb" "$place/build/deb"
+    # The same package as the next revision, for the upgrade.
     version=$(dpkg-deb -f "$deb" Version)
     rm -rf "$work/next"
     dpkg-deb -R "$deb" "$work/next"
