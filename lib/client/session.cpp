@@ -212,6 +212,17 @@ Result<std::optional<AttachTry::Attached>> AttachTry::advance(Nanos now) {
                 instance_.socket_path());
 }
 
+// Who must own what the broker hands out: whoever listened when we connected. Where that is root it may be the service
+// manager, which connects us to the broker that it starts; then the owner of the runtime directory is as good.
+static unsigned owner_of_segment(const Instance& instance, unsigned listener, int segment) {
+    struct stat file {
+    }, directory{};
+    if (listener == 0 && ::fstat(segment, &file) == 0 && ::stat(instance.runtime_dir.c_str(), &directory) == 0 &&
+        file.st_uid == directory.st_uid)
+        return directory.st_uid;
+    return listener;
+}
+
 Result<AttachTry::Attached> AttachTry::accept(const message::Welcome& welcome) {
     if (welcome.protocol != kProtocolVersion)
         return fail(GCOALESCE_WRONG_VERSION,
@@ -224,7 +235,8 @@ Result<AttachTry::Attached> AttachTry::accept(const message::Welcome& welcome) {
     socklen_t length = sizeof broker;
     if (::getsockopt(link_->fd(), SOL_SOCKET, SO_PEERCRED, &broker, &length) != 0)
         return fail_errno(GCOALESCE_IO, "cannot tell who serves " + instance_.socket_path());
-    Result<OpenSegment> segment = adopt_segment(std::move(descriptors_[0]), broker.uid);
+    const unsigned owner = owner_of_segment(instance_, broker.uid, descriptors_[0].get());
+    Result<OpenSegment> segment = adopt_segment(std::move(descriptors_[0]), owner);
     if (!segment) return tl::unexpected(segment.error());
     if (segment->view.header().epoch != welcome.epoch)
         return fail(GCOALESCE_FOREIGN, "the segment that the broker handed out is another broker's");

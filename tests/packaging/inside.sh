@@ -207,6 +207,9 @@ systemctl stop gcoalesced.service 2>/dev/null
 [ "$(property ActiveState)" = inactive ] || fail "it was not stopped"
 ask "wakes it" >/dev/null
 systemctl is-active $unit >/dev/null || fail "the socket started nothing"
+systemctl stop gcoalesced.service gcoalesced.socket
+systemctl start gcoalesced.socket # as after a boot: no broker has ever listened at this one
+ask "wakes it, too" >/dev/null
 
 # ---- what happens to brokers ---------------------------------------------------------------------------------------
 

@@ -49,9 +49,11 @@ tar -xf "$base" -C "$root"
 
 place=$root/srv/gcoalesce
 mkdir -p "$place/build/deb" "$place/build/deb.next" "$work/next"
-cp "$debs"/*.deb "$debs"/Packages "$place/build/deb"
-# The same packages as the next revision, for the upgrade.
+cp "$debs"/Packages "$place/build/deb"
 for deb in "$debs"/*.deb; do
+    case $deb in *-dbgsym_*) continue ;; esac
+    cp "$deb" "$place/build/deb"
+    # The same package as the next revision, for the upgrade.
     version=$(dpkg-deb -f "$deb" Version)
     rm -rf "$work/next"
     dpkg-deb -R "$deb" "$work/next"
