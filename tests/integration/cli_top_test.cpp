@@ -87,7 +87,7 @@ TEST_CASE("top on a terminal goes on with what happens, filters, helps and ends"
     terminal.wait_for("filter: 1234_");
     terminal.wait_for("abcd0000", false);
     terminal.type("\r");
-    terminal.wait_for("_", false);
+    terminal.wait_for("filter: 1234_", false);
     terminal.wait_for("filter: 1234");
     CHECK_FALSE(line_with(terminal.screen(), "12340000").empty());
     terminal.type("\x1b");
