@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that gcoalesce needs. No other file names them.
-# usage: packaging/deps.sh [runtime|build|test|lint|bench]...   (default: build)
+# usage: packaging/deps.sh [runtime|build|test|sdk|lint|bench]...   (default: build)
 # Quick when everything is there; else it needs root, and asks sudo for it.
 set -eu
 
@@ -14,10 +14,12 @@ packages() {
         ;;
     test) # what the tests link, what they run, and what the checks among them run
         echo catch2 gcc nginx-light openssl spin clang-format shellcheck ;;
+    sdk) # real clients of the gateway; their tests are skipped without them
+        echo chromium nodejs npm ;;
     lint) echo clang-tidy ;;
     bench) echo libhiredis-dev redis-server ;;
     *)
-        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint or bench" >&2
+        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, sdk, lint or bench" >&2
         return 2
         ;;
     esac
