@@ -137,6 +137,7 @@ struct CurlCall {
         char* type = nullptr;
         if (curl_easy_getinfo(easy.get(), CURLINFO_CONTENT_TYPE, &type) == CURLE_OK && type != nullptr)
             events->on_content_type(type);
+        if (events == nullptr) return;
         curl_off_t seconds = 0;
         curl_easy_getinfo(easy.get(), CURLINFO_RETRY_AFTER, &seconds);
         events->on_head(static_cast<int>(status), std::clamp<std::int64_t>(seconds, 0, kMostRetrySeconds) * 1000);

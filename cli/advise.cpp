@@ -81,7 +81,7 @@ void measure_identical(Step& step, const SegmentView& segment, const std::vector
         const Nanos pushed =
             segment.template_entry(stream.opening.template_index).pushed.load(std::memory_order_acquire);
         const Nanos since = stream.opening.opened_ns - pushed;
-        if (pushed != 0 && since >= 0 && since <= kSoon) requests[stream.key] += stream.joins;
+        if (pushed != 0 && since >= 0 && since <= kSoon) requests[stream.key] += stream.joins + 1;
     }
     if (requests.empty()) {
         step.found = "no stream of the last push is there any more";

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that gcoalesce needs. No other file names them.
-# usage: packaging/deps.sh [runtime|build|test|lint|bench|deb|container]...   (default: build)
+# usage: packaging/deps.sh [runtime|build|test|sdk|lint|bench|deb|container]...   (default: build)
 #        packaging/deps.sh -n SET   says which they are, and installs nothing
 # Quick when everything is there; else it needs root, and asks sudo for it.
 set -eu
@@ -16,12 +16,14 @@ packages() {
     test) # what the tests link, what they run, and what the checks among them run
         echo catch2 gcc nginx-light openssl spin clang-format shellcheck bash zsh fish mandoc \
             python3-prometheus-client ;;
+    sdk) # real clients of the gateway; their tests are skipped without them
+        echo chromium nodejs npm ;;
     lint) echo clang-tidy ;;
     bench) echo libhiredis-dev redis-server ;;
     deb) echo build-essential debhelper dpkg-dev lintian ;;
     container) echo mmdebstrap systemd-container ;;
     *)
-        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, lint, bench, deb or container" >&2
+        echo "deps.sh: unknown set \"$1\", expected runtime, build, test, sdk, lint, bench, deb or container" >&2
         return 2
         ;;
     esac

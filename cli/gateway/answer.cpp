@@ -26,10 +26,6 @@ std::string on_one_line(std::string_view json) {
     return framed.substr(open.size(), framed.size() - open.size() - close.size());
 }
 
-nlohmann::ordered_json parsed(const std::string& json) {
-    return nlohmann::ordered_json::parse(json);
-}
-
 } // namespace
 
 void Piece::clear() {
@@ -53,24 +49,24 @@ Response response_of(const Problem& problem) {
 Step Answer::next(Piece& piece) {
     while (piece.before.size() < kAtOnce) {
         client::Event event;
-        const Code code = wish_.form == Form::created && !opening()
-                              ? GCOALESCE_TIMED_OUT
-                              : subscription_.next_span(client::milliseconds(0), event);
-        if (!opening() && !begun_ && wrong_key())
-            return give_up(
-                {GCOALESCE_BAD_REQUEST, "Last-Event-ID names a stream of another key than X-Coalesce-Key", 0}, piece);
-        if (code == GCOALESCE_TIMED_OUT) {
-            if (!opening() && !begun_ && wish_.form == Form::created) return end(code, piece);
-            if (!opening() && !begun_ && wish_.form == Form::event_source) {
+        const Code code = subscription_.next_span(client::milliseconds(0), event);
+        if (!begun_ && !opening()) {
+            if (wrong_key())
+                return give_up(
+                    {GCOALESCE_BAD_REQUEST, "Last-Event-ID names a stream of another key than X-Coalesce-Key", 0},
+                    piece);
+            if (wish_.form == Form::created) return tell_created(piece);
+            if (wish_.form == Form::event_source && code == GCOALESCE_TIMED_OUT) {
                 begin(piece, kEventStream, std::nullopt);
                 return Step::more;
             }
-            return piece.head || !piece.before.empty() ? Step::more : Step::nothing;
         }
+        if (code == GCOALESCE_TIMED_OUT) return piece.head || !piece.before.empty() ? Step::more : Step::nothing;
         if (code != GCOALESCE_OK) return end(code, piece);
-        if (wish_.form == Form::created) continue;
-        add(event, piece);
-        if (over_) return end(GCOALESCE_EVICTED, piece);
+        if (!add(event, piece))
+            return fail(
+                problem_of({GCOALESCE_EVICTED, "the broker needed the answer's memory before it was read", 1000}),
+                piece);
         if (wish_.form == Form::unary) {
             over_ = true;
             return Step::whole;
@@ -91,13 +87,16 @@ void Answer::begin(Piece& piece, std::string_view content_type, std::optional<st
     if (wish_.form == Form::event_source) piece.before += "retry: 1000\n\n";
 }
 
-void Answer::add(const client::Event& event, Piece& piece) {
+// False: what was copied is not what had been published, and has been taken back.
+bool Answer::add(const client::Event& event, Piece& piece) {
+    const bool had_begun = begun_;
+    const std::size_t kept = piece.before.size();
     if (wish_.form == Form::passed && !begun_) { // the head that the broker makes of upstream's
         const nlohmann::json head = nlohmann::json::parse(event.data, nullptr, false);
         content_type_ = head.value("content_type", "");
         begin(piece, content_type_, std::nullopt);
         piece.head->status = head.value("status", 200u);
-        return;
+        return true;
     }
     if (!begun_)
         begin(piece, wish_.form == Form::unary || wish_.form == Form::array ? kJson : kEventStream,
@@ -131,10 +130,14 @@ void Answer::add(const client::Event& event, Piece& piece) {
     } else {
         piece.span = event.data;
         piece.behind = close;
-        return;
+        return true;
     }
     piece.before += close;
-    over_ = !subscription_.valid();
+    if (subscription_.valid()) return true;
+    piece.before.resize(kept);
+    if (!had_begun) piece.clear();
+    begun_ = had_begun;
+    return false;
 }
 
 // What is said of the answer, whichever way it goes.
@@ -179,23 +182,24 @@ Step Answer::fail(const Problem& problem, Piece& piece) {
     return Step::broken;
 }
 
+Step Answer::tell_created(Piece& piece) {
+    over_ = true;
+    const gcoalesce_info info = subscription_.info();
+    const std::string id = to_hex(StreamId{info.stream_id}), url = "/v1/streams/" + id;
+    const nlohmann::ordered_json body{{"stream", id},
+                                      {"url", url},
+                                      {"key", to_hex(std::span(info.key))},
+                                      {"status", gcoalesce_status_name(info.status)}};
+    piece.before = body.dump() + "\n";
+    begin(piece, kJson, piece.before.size());
+    piece.head->status = 201;
+    piece.head->fields.emplace_back("Location", url);
+    return Step::whole;
+}
+
 Step Answer::end(Code code, Piece& piece) {
     const std::optional<gcoalesce_ending> ending = subscription_.ending();
     const bool complete = code == GCOALESCE_END && ending && ending->kind == GCOALESCE_COMPLETE;
-    if (wish_.form == Form::created && (code == GCOALESCE_TIMED_OUT || code == GCOALESCE_END)) {
-        const gcoalesce_info info = subscription_.info();
-        const std::string url = "/v1/streams/" + to_hex(StreamId{info.stream_id});
-        const nlohmann::ordered_json body{{"stream", to_hex(StreamId{info.stream_id})},
-                                          {"url", url},
-                                          {"key", to_hex(std::span(info.key))},
-                                          {"status", gcoalesce_status_name(info.status)}};
-        piece.before = body.dump() + "\n";
-        begin(piece, kJson, piece.before.size());
-        piece.head->status = 201;
-        piece.head->fields.emplace_back("Location", url);
-        over_ = true;
-        return Step::whole;
-    }
     Error error{code, "", 0};
     int upstream_status = 0;
     if (ending) {
@@ -222,7 +226,7 @@ Step Answer::end(Code code, Piece& piece) {
         if (complete)
             told["finish_reason"] = ending->finish_reason;
         else
-            told.update(parsed(line_of(problem_of(error, upstream_status))));
+            told.update(nlohmann::ordered_json::parse(line_of(problem_of(error, upstream_status))));
         piece.before +=
             "event: end\ndata: " + told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n\n";
         over_ = true;

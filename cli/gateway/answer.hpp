@@ -85,9 +85,10 @@ class Answer {
 
   private:
     Step fail(const Problem& problem, Piece& piece);
+    Step tell_created(Piece& piece);
     Step end(Code code, Piece& piece);
     void begin(Piece& piece, std::string_view content_type, std::optional<std::size_t> length);
-    void add(const client::Event& event, Piece& piece);
+    bool add(const client::Event& event, Piece& piece);
     std::vector<std::pair<std::string, std::string>> fields() const;
     bool wrong_key() const;
 

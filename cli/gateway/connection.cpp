@@ -507,7 +507,7 @@ bool Connection::pump() {
 void Connection::send_on() {
     Piece piece;
     while (state_ == State::answering && answer_ && unsent_.size() == 0) {
-        if (answer_->read_from() > now()) break;
+        if (answer_->read_from() != 0 && answer_->read_from() > now()) break;
         piece.clear();
         const Step step = answer_->next(piece);
         if (step == Step::nothing) break;

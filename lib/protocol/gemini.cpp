@@ -455,11 +455,14 @@ struct AnswerReader::State {
         decide(std::move(end));
     }
 
+    // How a stream of the OpenAI form ends; no event.
+    bool is_done(std::string_view data) const { return method == Method::chat_stream && trimmed(data) == "[DONE]"; }
+
     void feed_stream(std::string_view bytes, const OnEvent& on_event) {
         const std::size_t document = in_document ? 0 : find_document(bytes);
         const Result<void> fed = parser.feed(bytes.substr(0, document), [&](const SseEvent& next) {
-            if (method == Method::chat_stream && trimmed(next.data) == "[DONE]") return;
-            if (outcome || trimmed(next.data).empty()) return; // blank data is a way to keep a connection open
+            if (outcome || is_done(next.data) || trimmed(next.data).empty())
+                return; // blank data is a way to keep a connection open
             if (next.repaired) {
                 decide(failed(GCOALESCE_BAD_ANSWER, http_status,
                               fmt::format("event {} of the answer is no UTF-8", events + 1)));
@@ -499,7 +502,7 @@ struct AnswerReader::State {
     // connection even a whole one is not handed out, but an error, or its beginning, still explains the end.
     bool flush(bool clean, const OnEvent& on_event) {
         const std::string rest = parser.unfinished_data();
-        if (trimmed(rest).empty()) return true;
+        if (trimmed(rest).empty() || is_done(rest)) return true;
         Scan scan;
         const bool whole = read_event(rest, scan);
         if (scan.error || (whole && clean)) take_event(rest, whole, scan, on_event);

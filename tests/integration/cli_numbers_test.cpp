@@ -492,7 +492,7 @@ TEST_CASE("advise --measured answers by the segment what it can") {
     const Ran ran = counted.run(measured);
     CHECK(ran.code == 0);
     CHECK(ran.out == R"(STEP  HOLDS  QUESTION                                             FOUND
-   1  yes    50 or more identical requests within 10 s of a push  60
+   1  yes    50 or more identical requests within 10 s of a push  61
    2  no     prompts are split into a template and variables      0.0 % of 40 requests name a template
    3  yes    answers are streamed                                 1 of 1 answers are streamed
    4  yes    the monthly spend is above the threshold             20000.00 JPY a month

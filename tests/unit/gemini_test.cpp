@@ -906,4 +906,63 @@ TEST_CASE("Any bytes have one outcome in any pieces, and crash nothing") {
     CHECK(complete_ones > 50); // or the changes leave nothing to test
 }
 
+// ---- the OpenAI form, and what is passed on ----------------------------------------------------------------------
+
+const std::string kChatStart =
+    R"(data: {"choices":[{"delta":{"content":"Hi"},"index":0}],"object":"chat.completion.chunk"})"
+    "\n\n";
+const std::string kChatEnd = R"(data: {"choices":[{"delta":{},"finish_reason":"stop","index":0}],)"
+                             R"("usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}})"
+                             "\n\n";
+
+TEST_CASE("a stream of the OpenAI form is complete with a reason; its [DONE] is no event") {
+    Call call;
+    call.method = Method::chat_stream;
+    for (const std::string done : {"data: [DONE]\n\n", "data: [DONE]\r\n\r\n", "data: [DONE]", ""}) {
+        const std::string body = kChatStart + kChatEnd + done;
+        const Answer answer = read(body, call);
+        CHECK(answer.outcome.kind == GCOALESCE_COMPLETE);
+        CHECK(answer.outcome.reusable);
+        CHECK(answer.outcome.finish_reason == "STOP");
+        CHECK(answer.outcome.usage.prompt == 7);
+        CHECK(answer.outcome.usage.answer == 2);
+        CHECK(answer.outcome.usage.total == 9);
+        CHECK(answer.events.size() == 2);
+        CHECK(read(body, call, every_byte(body.size())) == answer);
+    }
+    CHECK(read(kChatStart + "data: [DONE]\n\n", call).outcome.kind == GCOALESCE_TRUNCATED);
+    CHECK(read(kChatStart + kChatEnd, {Method::chat_stream, 200, false, kLimit}).outcome.kind == GCOALESCE_TRUNCATED);
+    const Answer error = read(kChatStart + R"([{"error":{"code":503,"status":"UNAVAILABLE"}}])", call);
+    CHECK(error.outcome.http_status == 503);
+}
+
+TEST_CASE("an answer of the OpenAI form in one piece is judged by its reason") {
+    Call call;
+    call.method = Method::chat_unary;
+    const auto with = [&](const std::string& reason) {
+        return read(R"({"choices":[{"message":{"content":"x"},"finish_reason":")" + reason + R"(","index":0}]})", call)
+            .outcome;
+    };
+    CHECK(with("stop").reusable);
+    CHECK(with("tool_calls").reusable);
+    CHECK(with("length").kind == GCOALESCE_COMPLETE);
+    CHECK(with("length").finish_reason == "length");
+    CHECK_FALSE(with("length").reusable);
+    CHECK(read("{}", call).outcome.kind == GCOALESCE_FAILED);
+}
+
+TEST_CASE("what is passed on is handed out in its pieces, whatever it is, and never reused") {
+    Call call;
+    call.method = Method::pass;
+    const std::string body("\0 no JSON\r\n", 11);
+    const Answer answer = read(body, call);
+    CHECK(answer.outcome.kind == GCOALESCE_COMPLETE);
+    CHECK_FALSE(answer.outcome.reusable);
+    CHECK(answer.events == std::vector<std::string>{body});
+    CHECK(read("", {Method::pass, 204, true, kLimit}).outcome.kind == GCOALESCE_COMPLETE);
+    CHECK(read(body, {Method::pass, 200, false, kLimit}).outcome.kind == GCOALESCE_TRUNCATED);
+    CHECK(read(R"({"error":{"code":404}})", {Method::pass, 404, true, kLimit}).outcome.code ==
+          GCOALESCE_UPSTREAM_ERROR);
+}
+
 } // namespace
