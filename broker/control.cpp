@@ -361,7 +361,7 @@ struct Connection : std::enable_shared_from_this<Connection> {
         receiving->open = std::move(open);
         const auto pass_over = [&](const Error& error) {
             server.store.count_request(0, GCOALESCE_OPENING, false);
-            refuse(server, receiving->open.id, error);
+            refuse(server, receiving->open.id, error, template_of(server, receiving->open));
             receiving->refused = true;
         };
         receiving->settings = server.coalescer.settings(receiving->open.template_id);
@@ -448,15 +448,16 @@ struct Connection : std::enable_shared_from_this<Connection> {
         if (!request) {
             server.store.count_request(server.store.template_index(asked.open.template_id).value_or(0),
                                        GCOALESCE_OPENING, false);
-            return refuse(server, id, request.error());
+            return refuse(server, id, request.error(), template_of(server, asked.open));
         }
         request->lane = attachment;
         const Coalescer::Ticket ticket = server.coalescer.open(
-            std::move(*request), [self = shared_from_this(), id, arrived](const Result<OpenAnswer>& answer) {
+            std::move(*request), [self = shared_from_this(), id, arrived,
+                                  wanted = template_of(server, asked.open)](const Result<OpenAnswer>& answer) {
                 self->waiting.erase(id);
                 const auto alive = self->server_.lock();
                 if (!alive) return;
-                if (!answer) return self->refuse(*alive, id, answer.error());
+                if (!answer) return self->refuse(*alive, id, answer.error(), wanted);
                 const std::uint32_t index = alive->store.opening(answer->stream).template_index;
                 alive->store.count_join_time(index, alive->store.clock().monotonic() - arrived);
                 message::Opened opened;
@@ -471,8 +472,15 @@ struct Connection : std::enable_shared_from_this<Connection> {
         if (ticket != 0) waiting.emplace(id, ticket);
     }
 
-    void refuse(Server& server, std::uint64_t id, const Error& error) {
-        server.store.log(LogKind::refused, error.code, {}, static_cast<std::uint64_t>(error.retry_ms));
+    // For the log.
+    static std::uint32_t template_of(const Server& server, const message::Open& open) {
+        if (open.resume != 0) return kNoTemplate; // whatever its stream's is
+        return server.store.template_index(open.template_id).value_or(kNoTemplate);
+    }
+
+    void refuse(Server& server, std::uint64_t id, const Error& error, std::uint32_t template_index = kNoTemplate) {
+        server.store.log(LogKind::refused, error.code, {}, static_cast<std::uint64_t>(error.retry_ms), {},
+                         template_index);
         send(encode(message::Refused{id, error.code, error.message, error.retry_ms}));
     }
 

@@ -358,7 +358,7 @@ TEST_CASE("an inspector beside a writer that recycles slots at full speed never 
         }
     });
     std::size_t events = 0, shown = 0;
-    for (int round = 0; round < 25 || events == 0 || shown == 0; ++round) {
+    for (int round = 0; round < 10 || events == 0 || shown == 0; ++round) {
         const Ran dump = segment.run({"dump", "abcd", "--format", "raw"});
         StreamId stream = 0;
         int last = 0;
@@ -442,6 +442,17 @@ TEST_CASE("log tells what happened to streams, and its filters what of it is wan
     CHECK(json["wall_ms"].is_number_integer());
     CHECK(segment.run({"log", "--since", "1h"}).lines().size() >= 8);
     CHECK(segment.run({"log", "--since", "0s"}).out.empty());
+}
+
+TEST_CASE("log tells of which template a refused request was") {
+    World world({"--max-in-flight", "1"});
+    Process asking(world.command({"ask", "Hi. [sim hold-after=0]"}));
+    CHECK(eventually([&] { return world.broker().counted(Counter::streams_in_flight) == 1; }));
+    CHECK(world.run({"ask", "Another."}).code == 5);
+    const Ran log = world.run({"log", "--filter", "kind=refused", "--filter", "template=default"});
+    CHECK(log.code == 0);
+    CHECK(masked(log.out).starts_with("TIME  refused      -         -         default       busy"));
+    world.sim().release();
 }
 
 TEST_CASE("log tells what is wrong with a filter") {
