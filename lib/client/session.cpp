@@ -48,8 +48,8 @@ Result<Mapping> map_lane(int fd, const message::Welcome& welcome, std::uint32_t 
 // Who must own what the broker hands out: whoever listened when we connected. Where that is root it may be the service
 // manager, which connects us to the broker that it starts; then the owner of the runtime directory is as good.
 unsigned owner_of_segment(const Instance& instance, unsigned listener, int segment) {
-    struct stat file {
-    }, directory{};
+    struct stat file {};
+    struct stat directory {};
     if (listener == 0 && ::fstat(segment, &file) == 0 && ::stat(instance.runtime_dir.c_str(), &directory) == 0 &&
         file.st_uid == directory.st_uid)
         return directory.st_uid;
