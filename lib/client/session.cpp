@@ -45,6 +45,17 @@ Result<Mapping> map_lane(int fd, const message::Welcome& welcome, std::uint32_t 
     return mapping;
 }
 
+// Who must own what the broker hands out: whoever listened when we connected. Where that is root it may be the service
+// manager, which connects us to the broker that it starts; then the owner of the runtime directory is as good.
+unsigned owner_of_segment(const Instance& instance, unsigned listener, int segment) {
+    struct stat file {};
+    struct stat directory {};
+    if (listener == 0 && ::fstat(segment, &file) == 0 && ::stat(instance.runtime_dir.c_str(), &directory) == 0 &&
+        file.st_uid == directory.st_uid)
+        return directory.st_uid;
+    return listener;
+}
+
 } // namespace
 
 // ---- session -------------------------------------------------------------------------------------------------------
@@ -210,17 +221,6 @@ Result<std::optional<AttachTry::Attached>> AttachTry::advance(Nanos now) {
     if (now < deadline_) return std::optional<Attached>();
     return fail(GCOALESCE_UNRESPONSIVE, "somebody listens at {}, but does not answer: see the broker's log, or kill it",
                 instance_.socket_path());
-}
-
-// Who must own what the broker hands out: whoever listened when we connected. Where that is root it may be the service
-// manager, which connects us to the broker that it starts; then the owner of the runtime directory is as good.
-static unsigned owner_of_segment(const Instance& instance, unsigned listener, int segment) {
-    struct stat file {
-    }, directory{};
-    if (listener == 0 && ::fstat(segment, &file) == 0 && ::stat(instance.runtime_dir.c_str(), &directory) == 0 &&
-        file.st_uid == directory.st_uid)
-        return directory.st_uid;
-    return listener;
 }
 
 Result<AttachTry::Attached> AttachTry::accept(const message::Welcome& welcome) {
