@@ -20,6 +20,7 @@
 #include "base/ids.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "cli/view/prometheus.hpp"
 #include "protocol/control.hpp"
 
 namespace gcoalesce::gateway {
@@ -286,6 +287,13 @@ void Connection::serve() {
         const Result<void> well = world_.health(route.service == Service::ready);
         if (!well) return respond(response_of(with_status(503, well.error().code, well.error().message, 1000)));
         return respond(json_response({{"status", "ok"}}));
+    }
+    case Service::metrics: {
+        Result<std::string> metrics = world_.metrics();
+        if (!metrics)
+            return respond(response_of(with_status(503, metrics.error().code, metrics.error().message, 1000)));
+        Response response{{200, cli::kPrometheusType, metrics->size(), {}}, std::move(*metrics)};
+        return respond(std::move(response));
     }
     case Service::unknown: break;
     }

@@ -37,6 +37,8 @@ class World {
     virtual void remove(const std::shared_ptr<Connection>& connection) = 0;
     // What the segment tells of the broker: its loop turns, and (takes_requests) it takes requests from us.
     virtual Result<void> health(bool takes_requests) = 0;
+    // Its numbers, in Prometheus's text format. The error where it has no segment.
+    virtual Result<std::string> metrics() = 0;
     // Opens or closes the window; `done` comes on the event loop.
     struct Notify {
         gcoalesce_notify_action action = GCOALESCE_NOTIFY_ON;

@@ -68,6 +68,7 @@ Route route_of(const Target& target) {
     };
     if (path == "/healthz") return found(Service::health, "GET, HEAD");
     if (path == "/readyz") return found(Service::ready, "GET, HEAD");
+    if (path == "/metrics") return found(Service::metrics, "GET, HEAD");
     if (path == "/v1/notify") return found(Service::notify, "POST");
     if (path == "/v1/streams") return found(Service::create_stream, "POST");
     constexpr std::string_view streams = "/v1/streams/";

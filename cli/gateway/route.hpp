@@ -36,6 +36,7 @@ enum class Service {
     notify,        // POST /v1/notify
     health,        // GET /healthz
     ready,         // GET /readyz
+    metrics,       // GET /metrics
     unknown
 };
 

@@ -28,6 +28,7 @@
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "cli/gateway/connection.hpp"
+#include "cli/view/prometheus.hpp"
 
 namespace gcoalesce::gateway {
 namespace {
@@ -191,6 +192,12 @@ class Server final : public World {
         if (state != BrokerState::serving || draining) return fail(GCOALESCE_DRAINING, "shutting down");
         if (!attached_) return tl::unexpected(trouble_);
         return {};
+    }
+
+    Result<std::string> metrics() override {
+        const Result<OpenSegment> segment = open_segment(options.instance);
+        if (!segment) return tl::unexpected(segment.error());
+        return cli::prometheus(segment->view, segment->liveness(system_clock().monotonic()) == Liveness::alive);
     }
 
     void notify(const Notify& wanted, std::function<void(const Result<std::int64_t>&)> done) override {

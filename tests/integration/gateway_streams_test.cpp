@@ -5,6 +5,7 @@
 #include "base/sha256.hpp"
 #include "protocol/sse.hpp"
 #include "tests/integration/gateway_support.hpp"
+#include "tests/support/exposition.hpp"
 
 using namespace gcoalesce;
 using namespace gcoalesce::test;
@@ -253,6 +254,22 @@ TEST_CASE("T102: a broker whose loop is wedged fails the health check, though it
     stage.world.broker().process().signal(SIGCONT);
     CHECK(eventually([&] { return stage.gateway.get("/healthz").status == 200; }));
     CHECK(stage.gateway.post(kSse, prompt_body("x")).status == 200);
+}
+
+TEST_CASE("the broker's numbers are there for Prometheus, and say when it is away") {
+    Stage stage;
+    CHECK(stage.gateway.post(kSse, prompt_body("x")).status == 200);
+    const HttpResponse page = stage.gateway.get("/metrics");
+    CHECK(page.status == 200);
+    CHECK(field(page, "Content-Type") == "text/plain; version=0.0.4; charset=utf-8");
+    const Exposition read = read_exposition(page.body);
+    CHECK(read.faults == std::vector<std::string>{});
+    CHECK(read.samples.at("gcoalesce_up") == 1);
+    CHECK(read.samples.at("gcoalesce_upstream_calls_total") == 1);
+    CHECK(stage.gateway.post("/metrics", "{}").status == 405);
+    stage.world.broker().process().signal(SIGKILL);
+    stage.world.broker().process().wait();
+    CHECK(read_exposition(stage.gateway.get("/metrics").body).samples.at("gcoalesce_up") == 0);
 }
 
 TEST_CASE("tokens decide who may ask and who may command, and share for themselves where the template says so") {

@@ -36,6 +36,7 @@ TEST_CASE("paths lead to their services") {
     CHECK(at("/v1/notify").service == Service::notify);
     CHECK(at("/healthz").service == Service::health);
     CHECK(at("/readyz").service == Service::ready);
+    CHECK(at("/metrics").service == Service::metrics);
     for (const char* nothing : {"", "/", "/favicon.ico", "*", "models", "/modelsx", "/metric"})
         CHECK(at(nothing).service == Service::unknown);
 }
