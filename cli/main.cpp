@@ -69,6 +69,9 @@ int parse_as_ask(CLI::App& app, const Context& context, std::vector<std::string>
     try {
         app.parse(std::move(arguments));
     } catch (const CLI::ExtrasError& error) {
+        const std::vector<std::string> extras = app.remaining(true);
+        if (!extras.empty() && extras.front().starts_with("--"))
+            return unknown_option("gcoalesce", *app.get_subcommand("ask"), extras.front());
         return usage_error("gcoalesce", error.what());
     }
     return static_cast<int>(context.exit);
