@@ -3,11 +3,14 @@
 #include <csignal>
 #include <cstdio>
 #include <fcntl.h>
+#include <regex>
+#include <sstream>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "tests/integration/cli_support.hpp"
 #include "tests/support/exposition.hpp"
+#include "tests/support/terminal.hpp"
 
 using namespace gcoalesce;
 using namespace gcoalesce::test;
@@ -100,10 +103,10 @@ TEMPLATE  LATENCY      COUNT   MEAN   P50    P90    P99
 default   first event      0      -     -      -      -
 default   join           100  158us  97us  123us  3.1ms
 )");
-    SpawnOptions narrow;
-    narrow.env = {"COLUMNS=40"};
-    const Ran tall = counted.run({"stats"}, narrow); // no number is left out
-    CHECK(paragraphs(tall.out, 1) == R"(TEMPLATE       default
+    Terminal terminal(command(*counted.directory, {"stats"}), 40, 24); // no number is left out
+    CHECK(terminal.wait() == 0);
+    const std::string tall = std::regex_replace(terminal.written(), std::regex("\r\n"), "\n");
+    CHECK(paragraphs(tall, 1) == R"(TEMPLATE       default
 STARTED              3
 JOINED              15
 FRESH                3
@@ -114,8 +117,9 @@ BYPASS               6
 REFUSED              5
 RESUMED SHARE    25.0%
 )");
-    CHECK(tall.out.find("0-5 S SINCE PUSH  90.0% of 20\n") != std::string::npos);
-    for (const std::string& line : tall.lines())
+    CHECK(tall.find("0-5 S SINCE PUSH  90.0% of 20\n") != std::string::npos);
+    std::istringstream lines(tall);
+    for (std::string line; std::getline(lines, line);)
         CHECK(std::ranges::count_if(line, [](char c) { return (c & 0xC0) != 0x80; }) <= 40);
 }
 

@@ -79,5 +79,6 @@ try {
   browser.kill();
   server.close();
   await new Promise((resolve) => browser.on('close', resolve));
-  rmSync(profile, { recursive: true, force: true });
+  // Its children may still be writing.
+  rmSync(profile, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 });
 }
