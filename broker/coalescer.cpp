@@ -159,14 +159,17 @@ void Coalescer::decide(Waiting waiting, StreamId skip) {
     start(waiting, of);
 }
 
-void Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost) {
-    if (const Result<void> pinned = store_.pin(waiting.request.lane, stream); !pinned)
-        return refuse(waiting, pinned.error());
-    if (waiting_.erase(waiting.ticket) == 0) return;
+bool Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost) {
+    if (const Result<void> pinned = store_.pin(waiting.request.lane, stream); !pinned) {
+        refuse(waiting, pinned.error());
+        return false;
+    }
+    if (waiting_.erase(waiting.ticket) == 0) return true;
     const SlotOpening opening = store_.opening(stream);
     store_.count_request(opening.template_index, status, cost == Cost::nothing);
     if (cost == Cost::nothing) store_.count_avoided(stream);
     waiting.reply(OpenAnswer{stream, opening.stream_id, status, store_.slot(stream.slot).key.load()});
+    return true;
 }
 
 void Coalescer::refuse(const Waiting& waiting, const Error& error) {
@@ -240,7 +243,8 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
         store_.count(running                        ? Counter::resumed_running
                      : status == GCOALESCE_SNAPSHOT ? Counter::resumed_snapshot
                                                     : Counter::resumed_kept);
-        return answer(waiting, *stream, GCOALESCE_RESUMED, Cost::call); // which its first request paid, or shared
+        answer(waiting, *stream, GCOALESCE_RESUMED, Cost::call); // which its first request paid, or shared
+        return;
     }
     const Snapshots::Known known = snapshots_ != nullptr            ? snapshots_->known(request.resume)
                                    : gone_.contains(request.resume) ? Snapshots::Known::gone
@@ -260,7 +264,8 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
 // One load for all who wait for the stream; then each of them is decided on again, from the beginning.
 void Coalescer::load(StreamId id, Waiting waiting) {
     if (const auto stream = store_.find_stream(id); stream && store_.ended(*stream)) {
-        return answer(waiting, *stream, GCOALESCE_SNAPSHOT, Cost::nothing);
+        answer(waiting, *stream, GCOALESCE_SNAPSHOT, Cost::nothing);
+        return;
     }
     std::vector<Waiting>& waiters = loading_[id];
     waiters.push_back(std::move(waiting));
@@ -309,7 +314,8 @@ void Coalescer::go_alone(Waiting waiting, const std::shared_ptr<TemplateState>& 
     const Demotion& demotion = demotions_[waiting.request.individual_of];
     if (!settings.strict_individual && demotion.passed != 0) {
         if (const auto passed = store_.find_stream(demotion.passed)) {
-            return answer(waiting, *passed, GCOALESCE_INDIVIDUAL, Cost::nothing);
+            answer(waiting, *passed, GCOALESCE_INDIVIDUAL, Cost::nothing);
+            return;
         }
     }
     if (of->alone >= settings.max_individual) {
@@ -401,8 +407,9 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     running.individual_of = request.individual_of;
     ++of->in_flight;
     if (alone) ++of->alone;
-    answer(waiting, *stream, status, Cost::call);
-    if (store_.pins(*stream) == 0) { // its client went away: nobody would read, so nothing is called
+    // Where its client went away nobody would read, so nothing is called. One that was answered may have left by now:
+    // it wanted the call.
+    if (!answer(waiting, *stream, status, Cost::call)) {
         end(*stream, ending_of(GCOALESCE_FAILED, GCOALESCE_NOT_FOUND, "its client went away"), 0);
         return;
     }

@@ -106,7 +106,7 @@ class Coalescer {
 
     void decide(Waiting waiting, StreamId skip);
     enum class Cost { call, nothing };
-    void answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost);
+    bool answer(const Waiting& waiting, StreamRef stream, gcoalesce_status status, Cost cost);
     void refuse(const Waiting& waiting, const Error& error);
     bool joined(Waiting& waiting, const std::shared_ptr<TemplateState>& of);
     void resume(Waiting waiting, StreamId skip);

@@ -357,3 +357,19 @@ TEST_CASE("a request of a lane that is gone starts nothing") {
     CHECK(world.upstream.calls.empty());
     CHECK(world.coalescer->in_flight() == 0);
 }
+
+TEST_CASE("a client that leaves as soon as it is answered has made a call all the same, which the next one joins") {
+    World world;
+    OpenRequest request;
+    request.lane = 1;
+    request.model = "gemini-2.5-flash";
+    request.body = std::make_shared<const std::string>("{}");
+    request.key = key_of('a');
+    request.settings = world.coalescer->settings(world.settings.id);
+    world.coalescer->open(std::move(request),
+                          [&](const Result<OpenAnswer>& answer) { world.lane.unpin(answer.value().stream.slot); });
+    REQUIRE(world.upstream.calls.size() == 1);
+    CHECK(world.open('a').value().status == GCOALESCE_JOINED);
+    world.upstream.calls[0].answer({"x"});
+    CHECK(world.open('a').value().status == GCOALESCE_FRESH);
+}
