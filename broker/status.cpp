@@ -13,12 +13,20 @@ std::string status_line(const SegmentView& segment, const StatusFacts& facts) {
     if (facts.key_missing) line += "NO API KEY, requests are refused; ";
     if (counted(Counter::snapshots_degraded) != 0) line += "answers are not kept on disk, the log says why; ";
 
-    const std::uint64_t shared = counted(Counter::requests_joined) + counted(Counter::requests_fresh) +
-                                 counted(Counter::requests_snapshot) + counted(Counter::requests_resumed);
-    const std::uint64_t answered = shared + counted(Counter::requests_started) + counted(Counter::requests_individual) +
-                                   counted(Counter::requests_bypass);
-    line += fmt::format("{} in flight; {} calls for {} requests", counted(Counter::streams_in_flight),
-                        counted(Counter::upstream_calls), answered);
+    // The ledger's, which goes on across restarts, as `gcoalesce stats` tells it: resumed and refused ones aside.
+    std::uint64_t calls = 0, answered = 0, shared = 0;
+    for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
+        const auto told = [&](TemplateCounter counter, std::size_t nth = 0) {
+            return segment.template_entry(i).counts[static_cast<std::size_t>(counter) + nth].load(
+                std::memory_order_relaxed);
+        };
+        calls += told(TemplateCounter::upstream_calls);
+        for (std::size_t since = 0; since < 4; ++since) { // seconds since the push, in four classes
+            answered += told(TemplateCounter::requests_0s, since);
+            shared += told(TemplateCounter::coalesced_0s, since);
+        }
+    }
+    line += fmt::format("{} in flight; {} calls for {} requests", counted(Counter::streams_in_flight), calls, answered);
     // In tenths, cut off: it says 100 % only where that is so.
     if (answered != 0)
         line += fmt::format(", {}.{} % coalesced", shared * 100 / answered, shared * 1000 / answered % 10);

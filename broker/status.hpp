@@ -15,7 +15,7 @@ struct StatusFacts {
 };
 
 // What is in flight, calls, and how many requests of those that were answered with a stream cost none; what is wrong
-// comes first. Counters are those of the segment.
+// comes first.
 std::string status_line(const SegmentView& segment, const StatusFacts& facts);
 
 } // namespace gcoalesce

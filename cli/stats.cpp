@@ -1,10 +1,9 @@
 // gcoalesce stats: the broker's counters, latencies and errors.
 #include <CLI/App.hpp>
-#include <array>
-#include <cmath>
 #include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "cli/commands.hpp"
@@ -40,29 +39,16 @@ struct Latency {
     double mean_us = 0, p50_us = 0, p90_us = 0, p99_us = 0;
 };
 
-// The broker goes on counting: the sum of the buckets, not `count`, belongs to the buckets that were read.
 Latency latency_of(const Histogram& histogram) {
-    std::array<std::uint64_t, kHistogramBuckets> buckets{};
+    const Buckets buckets = buckets_of(histogram);
     Latency latency;
-    for (std::size_t i = 0; i < buckets.size(); ++i)
-        latency.count += buckets[i] = histogram.buckets[i].load(std::memory_order_relaxed);
+    latency.count = std::accumulate(buckets.begin(), buckets.end(), std::uint64_t{0});
     if (latency.count == 0) return latency;
-    const auto count = static_cast<double>(latency.count);
-    latency.mean_us = static_cast<double>(histogram.sum_us.load(std::memory_order_relaxed)) / count;
-    const auto quantile = [&](double q) { // as if a bucket's values lay evenly in it
-        double left = q * count;
-        for (std::size_t i = 0; i < buckets.size(); ++i) {
-            const auto here = static_cast<double>(buckets[i]);
-            const double low = i == 0 ? 0 : std::exp2(static_cast<double>(i - 1));
-            const double high = std::exp2(static_cast<double>(i));
-            if (left <= here && here > 0) return low + (high - low) * left / here;
-            left -= here;
-        }
-        return std::exp2(static_cast<double>(buckets.size() - 1));
-    };
-    latency.p50_us = quantile(0.5);
-    latency.p90_us = quantile(0.9);
-    latency.p99_us = quantile(0.99);
+    latency.mean_us =
+        static_cast<double>(histogram.sum_us.load(std::memory_order_relaxed)) / static_cast<double>(latency.count);
+    latency.p50_us = quantile_us(buckets, 0.5).value_or(0);
+    latency.p90_us = quantile_us(buckets, 0.9).value_or(0);
+    latency.p99_us = quantile_us(buckets, 0.99).value_or(0);
     return latency;
 }
 

@@ -1,6 +1,7 @@
 #include "cli/usage.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -67,6 +68,25 @@ Usage usage_of(const TemplateEntry& entry) {
     for (std::size_t i = 0; i < usage.since_push.size(); ++i)
         usage.since_push[i] = {count(TemplateCounter::requests_0s, i), count(TemplateCounter::coalesced_0s, i)};
     return usage;
+}
+
+Buckets buckets_of(const Histogram& histogram) {
+    Buckets buckets{};
+    for (std::size_t i = 0; i < buckets.size(); ++i) buckets[i] = histogram.buckets[i].load(std::memory_order_relaxed);
+    return buckets;
+}
+
+std::optional<double> quantile_us(const Buckets& buckets, double q) {
+    const std::uint64_t count = std::accumulate(buckets.begin(), buckets.end(), std::uint64_t{0});
+    if (count == 0) return std::nullopt;
+    double left = q * static_cast<double>(count);
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+        const auto here = static_cast<double>(buckets[i]);
+        const double low = i == 0 ? 0 : std::exp2(static_cast<double>(i - 1)), high = std::exp2(static_cast<double>(i));
+        if (here > 0 && left <= here) return low + (high - low) * left / here;
+        left -= here;
+    }
+    return std::exp2(static_cast<double>(buckets.size() - 1));
 }
 
 std::vector<TemplateUsage> all_usage(const SegmentView& segment) {

@@ -51,6 +51,12 @@ struct TemplateUsage {
 std::vector<TemplateUsage> all_usage(const SegmentView& segment);
 Usage sum(const std::vector<TemplateUsage>& all);
 
+using Buckets = std::array<std::uint64_t, kHistogramBuckets>; // of a Histogram
+// The broker goes on counting: their sum, not the histogram's `count`, belongs to them.
+Buckets buckets_of(const Histogram& histogram);
+// In microseconds, as if a bucket's values lay evenly in it; nullopt: it is empty. q: 0 .. 1.
+std::optional<double> quantile_us(const Buckets& buckets, double q);
+
 nlohmann::ordered_json to_json(const Tokens& tokens);
 nlohmann::ordered_json to_json(const Usage& usage);
 

@@ -1,10 +1,8 @@
 #include "cli/view/top_view.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <span>
 
@@ -16,28 +14,14 @@
 namespace gcoalesce::cli {
 namespace {
 
-// Requests by what they cost.
-struct Requests {
-    std::uint64_t calls = 0, avoided = 0; // avoided: no call of their own was made
-    std::uint64_t all() const { return calls + avoided; }
-    Requests operator-(const Requests& older) const { return {calls - older.calls, avoided - older.avoided}; }
-};
+using Requests = Usage::Share;
 
-Requests requests_of(const TopSample& sample) {
-    return {sample.count("requests_started") + sample.count("requests_individual") + sample.count("requests_bypass"),
-            sample.count("requests_joined") + sample.count("requests_fresh") + sample.count("requests_snapshot")};
-}
-
-Requests requests_of(const TemplateFacts& facts) {
-    return {facts.count(TemplateCounter::requests_started) + facts.count(TemplateCounter::requests_individual) +
-                facts.count(TemplateCounter::requests_bypass),
-            facts.count(TemplateCounter::requests_joined) + facts.count(TemplateCounter::requests_fresh) +
-                facts.count(TemplateCounter::requests_snapshot)};
+Requests operator-(const Requests& newer, const Requests& older) {
+    return {newer.requests - older.requests, newer.coalesced - older.coalesced};
 }
 
 std::optional<double> coalesced(const Requests& requests) {
-    if (requests.all() == 0) return std::nullopt;
-    return static_cast<double>(requests.avoided) / static_cast<double>(requests.all());
+    return ratio(requests.coalesced, requests.requests);
 }
 
 std::string percent(const std::optional<double>& ratio) {
@@ -61,20 +45,6 @@ Interval between(const TopSample& before, const TopSample& now) {
     return {before.epoch == now.epoch ? now.when - before.when : 0};
 }
 
-// In microseconds, as if the values of a bucket lay evenly in it.
-std::optional<double> quantile(const std::array<std::uint64_t, kHistogramBuckets>& buckets, double q) {
-    const std::uint64_t count = std::accumulate(buckets.begin(), buckets.end(), std::uint64_t{0});
-    if (count == 0) return std::nullopt;
-    double left = q * static_cast<double>(count);
-    for (std::size_t i = 0; i < buckets.size(); ++i) {
-        const auto here = static_cast<double>(buckets[i]);
-        const double low = i == 0 ? 0 : std::exp2(static_cast<double>(i - 1)), high = std::exp2(static_cast<double>(i));
-        if (here > 0 && left <= here) return low + (high - low) * left / here;
-        left -= here;
-    }
-    return std::exp2(static_cast<double>(buckets.size() - 1));
-}
-
 std::string latency_words(const std::optional<double>& us) {
     return us ? format_duration(static_cast<Nanos>(*us * 1000)) : "-";
 }
@@ -90,13 +60,12 @@ struct TemplateRow {
 std::vector<TemplateRow> template_rows(const TopSample& now, const TopSample& before) {
     std::vector<TemplateRow> rows;
     for (const TopSample::OfTemplate& of : now.templates) {
-        TemplateRow row{&of, requests_of(of.facts),         {},
-                        0,   quantile(of.first_event, 0.5), quantile(of.first_event, 0.99)};
+        TemplateRow row{
+            &of, of.usage.whole(), {}, 0, quantile_us(of.first_event, 0.5), quantile_us(of.first_event, 0.99)};
         for (const TopSample::OfTemplate& old : before.templates) {
             if (before.epoch != now.epoch || old.facts.id() != of.facts.id()) continue;
-            row.recent = row.total - requests_of(old.facts);
-            row.upstream_calls =
-                of.facts.count(TemplateCounter::upstream_calls) - old.facts.count(TemplateCounter::upstream_calls);
+            row.recent = row.total - old.usage.whole();
+            row.upstream_calls = of.usage.calls_paid - old.usage.calls_paid;
         }
         rows.push_back(row);
     }
@@ -163,9 +132,9 @@ std::vector<std::string> wrapped(const std::vector<std::string>& words, std::siz
 std::vector<std::string> head(const TopSample& now, const TopSample& before, const std::string& filter,
                               std::size_t columns) {
     const Interval interval = between(before, now);
-    const Requests total = requests_of(now);
-    const Requests recent = interval.length > 0 ? total - requests_of(before) : Requests{};
-    const std::uint64_t calls = now.count("upstream_calls");
+    const Requests total = now.usage.whole();
+    const Requests recent = interval.length > 0 ? total - before.usage.whole() : Requests{};
+    const std::uint64_t calls = now.usage.calls_paid;
     const std::uint64_t used = now.extents - std::min(now.extents, now.extents_free);
     std::uint64_t readers = 0;
     for (const StreamFacts& stream : now.streams) readers += stream.subscribers;
@@ -176,11 +145,10 @@ std::vector<std::string> head(const TopSample& now, const TopSample& before, con
     add({fmt::format("{}  {}", format_wall(now.wall_ns), now.broker.instance),
          fmt::format("broker {} {}", now.broker.pid, now.broker.state)});
     if (!filter.empty()) add({fmt::format("filter: {}", filter)});
-    add({fmt::format("requests {}/s", interval.rate_words(recent.all())),
-         fmt::format("calls {}/s",
-                     interval.rate_words(interval.length > 0 ? calls - before.count("upstream_calls") : 0)),
+    add({fmt::format("requests {}/s", interval.rate_words(recent.requests)),
+         fmt::format("calls {}/s", interval.rate_words(interval.length > 0 ? calls - before.usage.calls_paid : 0)),
          fmt::format("coalesced {} now, {} in all", percent(coalesced(recent)), percent(coalesced(total)))});
-    add({fmt::format("calls avoided {} of {}", total.avoided, total.all()),
+    add({fmt::format("calls avoided {} of {}", total.coalesced, total.requests),
          fmt::format("in flight {}", now.count("streams_in_flight")), fmt::format("readers {}", readers),
          fmt::format("clients {}", now.count("clients_attached"))});
     add({fmt::format("memory {} of {}", format_size(used), format_size(now.extents)),
@@ -200,9 +168,10 @@ std::string templates_table(const TopSample& now, const TopSample& before, std::
                  {"P99", Align::right},
                  {"WINDOW"}});
     for (const TemplateRow& row : template_rows(now, before))
-        table.add({row.of->facts.id(), interval.rate_words(row.recent.all()), interval.rate_words(row.upstream_calls),
-                   fmt::to_string(row.total.avoided), percent(coalesced(row.total)), latency_words(row.p50),
-                   latency_words(row.p99), window_words(row.of->facts.window_remaining(now.when))});
+        table.add({row.of->facts.id(), interval.rate_words(row.recent.requests),
+                   interval.rate_words(row.upstream_calls), fmt::to_string(row.total.coalesced),
+                   percent(coalesced(row.total)), latency_words(row.p50), latency_words(row.p99),
+                   window_words(row.of->facts.window_remaining(now.when))});
     return table.render(columns);
 }
 
@@ -260,12 +229,11 @@ TopSample take_sample(const Inspection& inspected) {
     for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
         std::optional<TemplateFacts> facts = template_facts(segment, i);
         if (!facts || facts->has(template_removed)) continue;
-        TopSample::OfTemplate of{std::move(*facts), {}};
-        for (std::size_t bucket = 0; bucket < of.first_event.size(); ++bucket)
-            of.first_event[bucket] =
-                segment.template_entry(i).first_event.buckets[bucket].load(std::memory_order_relaxed);
+        const TemplateEntry& entry = segment.template_entry(i);
+        TopSample::OfTemplate of{std::move(*facts), usage_of(entry), buckets_of(entry.first_event)};
         sample.templates.push_back(std::move(of));
     }
+    sample.usage = sum(all_usage(segment));
     sample.streams = all_streams(segment);
     for (const StreamFacts& stream : sample.streams)
         sample.stream_templates.push_back(template_name(segment, stream.opening.template_index));
@@ -298,18 +266,18 @@ std::vector<TopLine> top_lines(const TopSample& now, const TopSample& before, co
 
 nlohmann::ordered_json top_json(const TopSample& now, const TopSample& before, const std::string& filter) {
     const Interval interval = between(before, now);
-    const Requests total = requests_of(now);
-    const Requests recent = interval.length > 0 ? total - requests_of(before) : Requests{};
-    const std::uint64_t calls = interval.length > 0 ? now.count("upstream_calls") - before.count("upstream_calls") : 0;
+    const Requests total = now.usage.whole();
+    const Requests recent = interval.length > 0 ? total - before.usage.whole() : Requests{};
+    const std::uint64_t calls = interval.length > 0 ? now.usage.calls_paid - before.usage.calls_paid : 0;
     nlohmann::ordered_json json{{"version", 1},
                                 {"broker", to_json(now.broker)},
                                 {"interval_ms", to_ms(interval.length)},
-                                {"requests_per_second", or_null(interval.rate(recent.all()))},
+                                {"requests_per_second", or_null(interval.rate(recent.requests))},
                                 {"calls_per_second", or_null(interval.rate(calls))},
                                 {"coalesce_rate", or_null(coalesced(recent))},
                                 {"total_coalesce_rate", or_null(coalesced(total))},
-                                {"requests", total.all()},
-                                {"calls_avoided", total.avoided},
+                                {"requests", total.requests},
+                                {"calls_avoided", total.coalesced},
                                 {"in_flight", now.count("streams_in_flight")},
                                 {"clients", now.count("clients_attached")},
                                 {"slots_in_use", now.count("slots_in_use")},
@@ -320,9 +288,9 @@ nlohmann::ordered_json top_json(const TopSample& now, const TopSample& before, c
                                 {"keys", nlohmann::ordered_json::array()}};
     for (const TemplateRow& row : template_rows(now, before)) {
         nlohmann::ordered_json one{{"id", row.of->facts.id()},
-                                   {"requests_per_second", or_null(interval.rate(row.recent.all()))},
+                                   {"requests_per_second", or_null(interval.rate(row.recent.requests))},
                                    {"calls_per_second", or_null(interval.rate(row.upstream_calls))},
-                                   {"calls_avoided", row.total.avoided},
+                                   {"calls_avoided", row.total.coalesced},
                                    {"total_coalesce_rate", or_null(coalesced(row.total))},
                                    {"first_event_p50_us", us_or_null(row.p50)},
                                    {"first_event_p99_us", us_or_null(row.p99)}};

@@ -1,7 +1,6 @@
 // What `top` shows: figures of two moments, and the text that they make.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -10,6 +9,7 @@
 
 #include "cli/inspect.hpp"
 #include "cli/template_facts.hpp"
+#include "cli/usage.hpp"
 
 namespace gcoalesce::cli {
 
@@ -17,7 +17,8 @@ namespace gcoalesce::cli {
 struct TopSample {
     struct OfTemplate {
         TemplateFacts facts;
-        std::array<std::uint64_t, kHistogramBuckets> first_event{}; // of its histogram
+        Usage usage;
+        Buckets first_event; // of its histogram
     };
 
     Nanos when = 0; // monotonic
@@ -25,6 +26,7 @@ struct TopSample {
     std::uint64_t epoch = 0; // another one: another broker, whose figures began anew
     BrokerFacts broker;
     std::map<std::string, std::uint64_t> counters;
+    Usage usage;                       // of all templates, also of those that were removed
     std::vector<OfTemplate> templates; // those in force
     std::vector<StreamFacts> streams;
     std::vector<std::string> stream_templates;              // the ids of theirs

@@ -14,18 +14,18 @@ TEST_CASE("the status line tells what is in flight, the calls, the share of requ
     Store& store = segment.store();
     CHECK(status_line(store.view(), {}) == "0 in flight; 0 calls for 0 requests; window closed");
 
-    store.count(Counter::upstream_calls, 6); // one of them a retry
-    store.count(Counter::requests_started, 3);
-    store.count(Counter::requests_individual, 1);
-    store.count(Counter::requests_bypass, 1);
-    store.count(Counter::requests_joined, 1990);
-    store.count(Counter::requests_fresh, 3);
-    store.count(Counter::requests_snapshot, 1);
-    store.count(Counter::requests_resumed, 1);
-    store.count(Counter::requests_refused, 500); // got no stream
+    store.count(0, TemplateCounter::upstream_calls, 6); // one of them a retry
+    store.count_request(0, GCOALESCE_STARTED, false, 3);
+    store.count_request(0, GCOALESCE_INDIVIDUAL, false, 1);
+    store.count_request(0, GCOALESCE_BYPASS, false, 2);
+    store.count_request(0, GCOALESCE_JOINED, true, 1990);
+    store.count_request(0, GCOALESCE_FRESH, true, 3);
+    store.count_request(0, GCOALESCE_SNAPSHOT, true, 1);
+    store.count_request(0, GCOALESCE_RESUMED, false, 7);   // of a stream that another request had paid, or shared
+    store.count_request(0, GCOALESCE_OPENING, false, 500); // got no stream
     CHECK(status_line(store.view(), {3 * kSecond + 1, false, false}) ==
           "0 in flight; 6 calls for 2000 requests, 99.7 % coalesced; window open for 4 s");
-    store.count(Counter::requests_joined, 1'000'000);
+    store.count_request(0, GCOALESCE_JOINED, true, 1'000'000);
     CHECK_THAT(status_line(store.view(), {}), Catch::Contains("99.9 % coalesced")); // not all of them
 }
 
