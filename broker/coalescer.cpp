@@ -243,6 +243,7 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
         store_.count(running                        ? Counter::resumed_running
                      : status == GCOALESCE_SNAPSHOT ? Counter::resumed_snapshot
                                                     : Counter::resumed_kept);
+        store_.log(LogKind::resumed, 0, *stream, request.resume_after);
         answer(waiting, *stream, GCOALESCE_RESUMED, Cost::call); // which its first request paid, or shared
         return;
     }
@@ -655,6 +656,7 @@ Result<std::size_t> Coalescer::cancel(const std::string& target) {
     std::size_t count = 0;
     for (const StreamRef stream : *streams) {
         if (!running_.contains(stream.slot)) continue; // ended, which is what was wanted
+        store_.log(LogKind::cancelled, 0, stream);
         stop(stream, GCOALESCE_CANCELLED, GCOALESCE_CALL_CANCELLED, "an operator cancelled the call");
         ++count;
     }

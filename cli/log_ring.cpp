@@ -90,9 +90,9 @@ std::string log_details(const LogFacts& record) {
     case LogKind::demoted: return fmt::format("asked again alone; {} under way before it", record.number);
     case LogKind::reloaded: return counted(record.number, "template");
     case LogKind::evicted: return "its events are gone";
-    case LogKind::cancelled:
-    case LogKind::purged:
-    case LogKind::resumed: break;
+    case LogKind::resumed: return fmt::format("behind event {}", record.number);
+    case LogKind::cancelled: return "by an operator";
+    case LogKind::purged: break;
     }
     return text;
 }

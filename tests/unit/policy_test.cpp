@@ -535,6 +535,11 @@ TEST_CASE("T54, T55: resuming goes on where it stopped, ends at once where all w
     CHECK(running->status() == GCOALESCE_RESUMED);
     CHECK(running->answer().stream == first->answer().stream);
     CHECK(world.resume(id, 3)->refused() == GCOALESCE_BAD_REQUEST); // an event that there is not
+    const SegmentView& view = world.store.view();
+    const LogFacts logged = view.log_record(view.header().log_next.load() - 1).facts.load();
+    CHECK(logged.kind == static_cast<std::uint32_t>(LogKind::resumed));
+    CHECK(logged.stream_id == id);
+    CHECK(logged.number == 2);
     world.last().bytes(sse(answer_json("three", "STOP")));
     world.last().done();
     CHECK(world.resume(id, 3)->status() == GCOALESCE_RESUMED);
