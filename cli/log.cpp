@@ -41,7 +41,8 @@ It needs no running broker: of a dead one, it shows what came last, and exits wi
   --filter template=ID       of this template
   --filter kind=KIND,KIND    of these kinds: started, first_event, ended, retired, retry,
                              notify, attached, detached, evicted, revoked, refused,
-                             closed, purged, demoted, reloaded
+                             closed, cancelled, purged, demoted, resumed,
+                             reloaded
 Filters of one sort let pass what fits any of them; those of different sorts, what fits all.
 With --json each line is an object; what was missed is {"missed":N}.)";
 
