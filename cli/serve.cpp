@@ -23,7 +23,7 @@ broker's: a key that a client sends tells whose request it is, and goes no furth
 POST /v1beta/models/M:generateContent, :streamGenerateContent   as the API has them
 POST /v1/streams, GET /v1/streams/ID                            for EventSource
 POST /v1/notify                                                 opens the window
-GET /healthz, /readyz                                           for supervisors)";
+GET /healthz, /readyz, /metrics                                 for supervisors and Prometheus)";
 
 struct Arguments {
     gateway::Options options;
