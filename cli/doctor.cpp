@@ -70,7 +70,7 @@ Membership membership_in(const struct stat& file) {
     membership.owner = file.st_uid;
     membership.group_name = name_of_group(file.st_gid);
     std::vector<gid_t> own(static_cast<std::size_t>(std::max(::getgroups(0, nullptr), 0)));
-    ::getgroups(static_cast<int>(own.size()), own.data());
+    own.resize(static_cast<std::size_t>(std::max(::getgroups(static_cast<int>(own.size()), own.data()), 0)));
     own.push_back(::getegid());
     membership.in_process = std::ranges::find(own, file.st_gid) != own.end();
     const passwd* user = ::getpwuid(membership.user);
