@@ -34,10 +34,6 @@ void take_schema(const std::string& body, OpenRequest& request) {
     }
 }
 
-} // namespace
-
-namespace {
-
 // A call that is passed on: anything of the API, and nothing that would leave it or bring a key of its own.
 Result<void> check_pass(const message::Open& open) {
     constexpr std::array<std::string_view, 5> verbs{"GET", "POST", "PUT", "PATCH", "DELETE"};
