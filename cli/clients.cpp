@@ -24,9 +24,10 @@ constexpr Nanos kPatience = 10 * kSecond; // for each answer of the broker
 
 constexpr const char* kFooter = R"(
 READERS: how many subscriptions it has, STREAMS: of how many streams, whose events take
-BYTES; none of them leaves the segment while it has a reader that moves on. WAITING: its requests that the broker has not answered yet. STATE: attached; gone: its
-connection has ended, though its process lives and holds pins; revoked: its pins no
-longer count. PINS: which streams, with the readers of each.
+BYTES; none of them leaves the segment while it has a reader that moves on. WAITING: its
+requests that the broker has not answered yet. STATE: attached; gone: its connection has
+ended, though its process lives and holds pins; revoked: its pins no longer count. PINS:
+which streams, with the readers of each.
 
 What clients pin stands in their own memory, not in the segment, so this asks the broker.
 The connection that asks is left out. Exit codes: 3 no broker; 1 no permission.)";
