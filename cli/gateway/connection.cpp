@@ -513,8 +513,8 @@ bool Connection::pump() {
 }
 
 void Connection::send_on() {
-    Piece piece;
-    while (state_ == State::answering && answer_ && unsent_.size() == 0) {
+    Piece& piece = world_.piece;
+    while (state_ == State::answering && answer_ && !unsent_) {
         if (answer_->read_from() != 0 && answer_->read_from() > now()) break;
         piece.clear();
         const Step step = answer_->next(piece);
@@ -547,9 +547,11 @@ std::string Connection::head_text(const Head& head) const {
     return std::move(text).str();
 }
 
-// Sends a piece; `step` follows when all of it has gone.
+// Sends a piece; `step` follows when all of it has gone. Once the client has it, or the rest of it is in unsent_, the
+// piece and the world's text are free for another response, which may begin in here.
 void Connection::deliver(Piece& piece, Step step) {
-    Unsent unsent;
+    std::string& first = world_.text;
+    first.clear();
     bool body = !head_only_;
     if (piece.head) {
         status_ = piece.head->status;
@@ -557,58 +559,95 @@ void Connection::deliver(Piece& piece, Step step) {
         const bool ends_itself = piece.head->length || status_ == 204;
         chunked_ = http_1_1_ && !ends_itself;
         keep_alive_ = keep_alive_ && !world_.draining && (http_1_1_ || ends_itself);
-        unsent.first = head_text(*piece.head);
+        first = head_text(*piece.head);
     }
     if (head_only_) step = Step::whole;
+    Parts parts{};
+    std::string last;
     if (body) {
         const std::size_t size = piece.before.size() + piece.span.size() + piece.behind.size();
-        if (chunked_ && size > 0) fmt::format_to(std::back_inserter(unsent.first), "{:x}\r\n", size);
-        unsent.first += piece.before;
-        unsent.span = piece.span;
-        unsent.last = piece.behind;
-        if (chunked_ && size > 0) unsent.last += "\r\n";
-        if (chunked_ && step == Step::whole) unsent.last += "0\r\n\r\n";
+        if (chunked_ && size > 0) fmt::format_to(std::back_inserter(first), "{:x}\r\n", size);
+        first += piece.before;
+        parts[1] = piece.span;
+        last = piece.behind;
+        if (chunked_ && size > 0) last += "\r\n";
+        if (chunked_ && step == Step::whole) last += "0\r\n\r\n";
     }
-    unsent_ = std::move(unsent);
+    parts[0] = first;
+    parts[2] = last;
     step_ = step;
-    flush();
+    spanned_ = !parts[1].empty();
+    if (!send(parts)) return;
+    if (size_of(parts) == 0) return delivered();
+    unsent_ = Unsent{std::string(parts[0]), parts[1], std::string(parts[2]), 0};
+    wait_writable();
 }
 
-void Connection::flush() {
-    while (unsent_.sent < unsent_.size()) {
-        std::array<iovec, 3> parts{};
-        std::size_t count = 0, skip = unsent_.sent;
-        for (const std::string_view text :
-             {std::string_view(unsent_.first), unsent_.span, std::string_view(unsent_.last)}) {
-            const std::size_t passed = std::min(skip, text.size());
-            skip -= passed;
-            if (passed < text.size()) parts[count++] = {const_cast<char*>(text.data() + passed), text.size() - passed};
+std::size_t Connection::size_of(const Parts& parts) {
+    return parts[0].size() + parts[1].size() + parts[2].size();
+}
+
+// Takes away from the parts what the client takes now. False: the client is gone.
+bool Connection::send(Parts& parts) {
+    while (size_of(parts) > 0) {
+        std::array<iovec, 3> vectors{};
+        std::size_t count = 0;
+        for (const std::string_view part : parts) {
+            if (!part.empty()) vectors[count++] = {const_cast<char*>(part.data()), part.size()};
         }
         msghdr message{};
-        message.msg_iov = parts.data();
+        message.msg_iov = vectors.data();
         message.msg_iovlen = count;
         const ssize_t sent = ::sendmsg(socket_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && errno == EAGAIN) {
-            socket_.async_wait(Socket::wait_write, [self = shared_from_this()](error_code error) {
-                if (error || self->state_ != State::answering) return;
-                self->guard([&] {
-                    self->flush();
-                    self->send_on();
-                });
-            });
-            return;
-        }
+        if (sent < 0 && errno == EAGAIN) return true;
         if (sent < 0) {
             finish("client gone");
-            return close();
+            close();
+            return false;
         }
-        unsent_.sent += static_cast<std::size_t>(sent);
         sent_ += static_cast<std::uint64_t>(sent);
         progress_ = now();
+        auto left = static_cast<std::size_t>(sent);
+        for (std::string_view& part : parts) {
+            const std::size_t taken = std::min(left, part.size());
+            part.remove_prefix(taken);
+            left -= taken;
+        }
     }
-    const bool spoilt = !unsent_.span.empty() && answer_ && !answer_->valid();
-    unsent_ = {};
+    return true;
+}
+
+void Connection::wait_writable() {
+    socket_.async_wait(Socket::wait_write, [self = shared_from_this()](error_code error) {
+        if (error || self->state_ != State::answering || !self->unsent_) return;
+        self->guard([&] {
+            self->flush();
+            self->send_on();
+        });
+    });
+}
+
+// The client takes more of what it left.
+void Connection::flush() {
+    Parts parts{unsent_->first, unsent_->span, unsent_->last};
+    const std::size_t all = size_of(parts);
+    std::size_t skip = unsent_->sent;
+    for (std::string_view& part : parts) {
+        const std::size_t passed = std::min(skip, part.size());
+        part.remove_prefix(passed);
+        skip -= passed;
+    }
+    if (!send(parts)) return;
+    unsent_->sent = all - size_of(parts);
+    if (unsent_->sent < all) return wait_writable();
+    unsent_.reset();
+    delivered();
+}
+
+// All of a piece has gone.
+void Connection::delivered() {
+    const bool spoilt = spanned_ && answer_ && !answer_->valid();
     if (spoilt || step_ == Step::broken) {
         finish(spoilt ? "evicted" : "broken off");
         keep_alive_ = false;
@@ -630,7 +669,7 @@ void Connection::finish(const char* how) {
                    caller_.name);
     answer_.reset();
     delay_.reset();
-    unsent_ = {};
+    unsent_.reset();
     line_.clear();
 }
 
@@ -680,7 +719,7 @@ void Connection::look_at_clock(Nanos present) {
     case State::answering: break;
     case State::closed: return;
     }
-    if (unsent_.size() > 0) {
+    if (unsent_) {
         if (present - progress_ <= world_.options.stall) return;
         finish("client stalled");
         return close();

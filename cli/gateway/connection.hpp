@@ -1,6 +1,7 @@
 // One HTTP/1.1 connection of a gateway.
 #pragma once
 
+#include <array>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -29,6 +30,8 @@ class World {
     std::optional<Tokens> tokens;
     std::size_t bodies = 0; // bytes, within options.max_bodies
     bool draining = false;  // no connection takes another request
+    Piece piece;            // of whichever connection is being pumped, and its text: 10,000 of them need one
+    std::string text;
 
     // Asks the broker. The error where there is none.
     virtual Result<client::Subscription> open(const client::Request& request) = 0;
@@ -101,7 +104,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void deliver(Piece& piece, Step step);
     std::string head_text(const Head& head) const;
     void send_on();
+    using Parts = std::array<std::string_view, 3>; // our text, a span of the segment's memory, our text
+    static std::size_t size_of(const Parts& parts);
+    bool send(Parts& parts);
+    void wait_writable();
     void flush();
+    void delivered();
     void look_at_clock(Nanos present);
     void finish(const char* how);
     void linger();
@@ -132,14 +140,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
     unsigned status_ = 0;
     bool chunked_ = false;
     Step step_ = Step::nothing; // what follows once all is sent
+    bool spanned_ = false;      // the piece has a span
     struct Unsent {
         std::string first;
         std::string_view span;
         std::string last;
-        std::size_t sent = 0;
-        std::size_t size() const { return first.size() + span.size() + last.size(); }
-    } unsent_;
-    Nanos progress_ = 0; // when the client took something last
+        std::size_t sent = 0; // of all three
+    };
+    std::optional<Unsent> unsent_; // what the client did not take at once
+    Nanos progress_ = 0;           // when the client took something last
     std::uint64_t sent_ = 0;
 };
 

@@ -39,6 +39,8 @@ using net::generic::stream_protocol;
 
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100); // when descriptors have run out
+constexpr int kAcceptAtOnce = 256;
+constexpr std::size_t kPumpAtOnce = 256;
 constexpr auto kAttachFor = std::chrono::milliseconds(250);
 constexpr std::int64_t kNotifyMs = 5000;
 constexpr rlim_t kOtherDescriptors = 64; // than connections'
@@ -133,7 +135,9 @@ class Server final : public World {
           pause_(io_),
           ticker_(io_),
           signals_(io_, SIGINT, SIGTERM),
-          path_(listener.path) {}
+          path_(listener.path) {
+        acceptor_.non_blocking(true);
+    }
 
     ~Server() override {
         stopping_ = true;
@@ -222,19 +226,27 @@ class Server final : public World {
 
     // ---- connections ----
 
+    // A herd comes faster than its requests are served, and what finds the listener's queue full tries again a second
+    // later: each turn of the loop empties the queue first.
     void accept() {
         full_ = connections_.size() >= most_;
         if (full_) return;
-        acceptor_.async_accept([this](error_code error, stream_protocol::socket socket) {
-            if (error == net::error::operation_aborted || draining) return;
-            if (error) { // out of descriptors or memory: the listener stays readable, so trying at once would spin
-                pause_.expires_after(kAcceptPause);
-                pause_.async_wait([this](error_code cancelled) {
-                    if (!cancelled) accept();
-                });
-                return;
+        acceptor_.async_wait(net::socket_base::wait_read, [this](error_code error) {
+            if (error || draining) return;
+            for (int taken = 0; taken < kAcceptAtOnce && connections_.size() < most_; ++taken) {
+                stream_protocol::socket socket(io_);
+                acceptor_.accept(socket, error);
+                if (error == net::error::would_block) break;
+                if (error == net::error::connection_aborted || error == net::error::interrupted) continue;
+                if (error) { // out of descriptors or memory: the listener stays readable, so trying at once would spin
+                    pause_.expires_after(kAcceptPause);
+                    pause_.async_wait([this](error_code cancelled) {
+                        if (!cancelled) accept();
+                    });
+                    return;
+                }
+                take(std::move(socket));
             }
-            take(std::move(socket));
             accept();
         });
     }
@@ -316,18 +328,28 @@ class Server final : public World {
         });
     }
 
-    // In the order in which they came. Who answers a further request at once stands in the list already.
+    // Has all readers look for something new, in the order in which they came. Who answers a further request at once
+    // stands in the list already.
     void pump() {
-        std::size_t kept = 0;
-        for (std::size_t at = 0; at < readers_.size(); ++at) {
-            const std::shared_ptr<Connection> reader = readers_[at];
-            const bool more = reader->pump();
-            if (more)
-                readers_[kept++] = reader;
+        pump_again_ = pumping_; // those that were looked at before the present dispatch
+        if (std::exchange(pumping_, true)) return;
+        pumped_ = kept_ = 0;
+        pump_some();
+    }
+
+    // In portions: what comes meanwhile, from newcomers above all, is not to wait until 10,000 have been served.
+    void pump_some() {
+        for (std::size_t count = 0; count < kPumpAtOnce && pumped_ < readers_.size(); ++count, ++pumped_) {
+            std::shared_ptr<Connection> reader = std::move(readers_[pumped_]);
+            if (reader->pump())
+                readers_[kept_++] = std::move(reader);
             else
                 reader->listed = false;
         }
-        readers_.resize(kept);
+        if (pumped_ < readers_.size()) return net::post(io_, [this] { pump_some(); });
+        readers_.resize(kept_);
+        pumping_ = false;
+        if (std::exchange(pump_again_, false)) pump();
     }
 
     net::io_context io_{1};
@@ -338,7 +360,9 @@ class Server final : public World {
     net::signal_set signals_;
     const std::string path_;
     std::unordered_set<std::shared_ptr<Connection>> connections_;
-    std::vector<std::shared_ptr<Connection>> readers_;
+    std::vector<std::shared_ptr<Connection>> readers_; // while they are pumped: [0, kept_) have been, and stay
+    std::size_t pumped_ = 0, kept_ = 0;
+    bool pumping_ = false, pump_again_ = false;
     Nanos drained_by_ = 0;
 
     client::Attachment broker_;

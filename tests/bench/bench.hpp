@@ -25,6 +25,7 @@ class Samples {
         std::sort(values_.begin(), values_.end());
         return values_[static_cast<std::size_t>(p / 100 * static_cast<double>(values_.size() - 1))];
     }
+    bool empty() const { return values_.empty(); }
     double median() { return percentile(50); }
 
   private:
@@ -49,5 +50,7 @@ void wake();
 void first_event();
 void fan_out();
 void event_cost();
+void herd(std::size_t clients, double target);
+void fresh();
 
 } // namespace gcoalesce::bench

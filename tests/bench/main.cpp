@@ -52,7 +52,12 @@ int main(int argc, char** argv) {
                                                 {"2-wake", wake},
                                                 {"3-first-event", first_event},
                                                 {"4-fan-out", fan_out},
-                                                {"5-event-cost", event_cost}};
+                                                {"5-event-cost", event_cost},
+                                                {"6-herd-100.", [] { herd(100, 1.05); }},
+                                                {"6-herd-1000.", [] { herd(1000, 1.1); }},
+                                                {"6-herd-4000.", [] { herd(4000, 1.25); }},
+                                                {"6-herd-10000.", [] { herd(10'000, 1.5); }},
+                                                {"7-fresh", fresh}};
     fmt::print("| benchmark | seen | ratio and target |\n| --- | --- | --- |\n");
     try {
         for (const auto& [name, run] : all) {

@@ -67,7 +67,9 @@ TEST_CASE("the OpenAI form is shared, streamed with [DONE] and not, with upstrea
     for (const bool stream : {true, false}) {
         const std::string body = chat_body("chat [sim events=5]", stream);
         const HttpResponse through = gateway.post(kChat, body);
-        CHECK(field(gateway.post(kChat, body), "X-Coalesce-Status") == "fresh");
+        const std::string again = field(gateway.post(kChat, body), "X-Coalesce-Status");
+        CHECK((again == "fresh" || again == "joined")); // a whole document is there before its stream has ended
+        CHECK(world.calls() == 1);
         world.sim().reset();
         const HttpResponse direct = http(world.sim().url() + kChat, body);
         CHECK(through.status == 200);
