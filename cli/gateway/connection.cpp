@@ -550,6 +550,7 @@ std::string Connection::head_text(const Head& head) const {
 // Sends a piece; `step` follows when all of it has gone. Once the client has it, or the rest of it is in unsent_, the
 // piece and the world's text are free for another response, which may begin in here.
 void Connection::deliver(Piece& piece, Step step) {
+    ++world_.pieces;
     std::string& first = world_.text;
     first.clear();
     bool body = !head_only_;

@@ -28,9 +28,10 @@ class World {
 
     const Options& options;
     std::optional<Tokens> tokens;
-    std::size_t bodies = 0; // bytes, within options.max_bodies
-    bool draining = false;  // no connection takes another request
-    Piece piece;            // of whichever connection is being pumped, and its text: 10,000 of them need one
+    std::size_t bodies = 0;   // bytes, within options.max_bodies
+    bool draining = false;    // no connection takes another request
+    std::uint64_t pieces = 0; // that were sent so far, or left to a slow client
+    Piece piece;              // of whichever connection is being pumped, and its text: 10,000 of them need one
     std::string text;
 
     // Asks the broker. The error where there is none.

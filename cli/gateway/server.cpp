@@ -331,9 +331,23 @@ class Server final : public World {
     // Has all readers look for something new, in the order in which they came. Who answers a further request at once
     // stands in the list already.
     void pump() {
-        pump_again_ = pumping_; // those that were looked at before the present dispatch
-        if (std::exchange(pumping_, true)) return;
+        if (pumping_) { // those that were looked at before the present dispatch are to look again
+            const bool in_the_midst = pieces != pieces_before_;
+            if (!in_the_midst || std::exchange(restarted_, true)) {
+                pump_again_ = true;
+                return;
+            }
+            // An event came after some had looked, and they have waited for it the longest. Once only: the last ones
+            // shall come to their turn whatever else comes.
+            readers_.erase(readers_.begin() + static_cast<std::ptrdiff_t>(kept_),
+                           readers_.begin() + static_cast<std::ptrdiff_t>(pumped_));
+            pumped_ = kept_ = 0;
+            return;
+        }
+        pumping_ = true;
+        restarted_ = pump_again_ = false;
         pumped_ = kept_ = 0;
+        pieces_before_ = pieces;
         pump_some();
     }
 
@@ -349,7 +363,7 @@ class Server final : public World {
         if (pumped_ < readers_.size()) return net::post(io_, [this] { pump_some(); });
         readers_.resize(kept_);
         pumping_ = false;
-        if (std::exchange(pump_again_, false)) pump();
+        if (pump_again_) pump();
     }
 
     net::io_context io_{1};
@@ -362,7 +376,8 @@ class Server final : public World {
     std::unordered_set<std::shared_ptr<Connection>> connections_;
     std::vector<std::shared_ptr<Connection>> readers_; // while they are pumped: [0, kept_) have been, and stay
     std::size_t pumped_ = 0, kept_ = 0;
-    bool pumping_ = false, pump_again_ = false;
+    bool pumping_ = false, restarted_ = false, pump_again_ = false;
+    std::uint64_t pieces_before_ = 0; // they were pumped
     Nanos drained_by_ = 0;
 
     client::Attachment broker_;
