@@ -19,7 +19,7 @@ packages() {
     sdk) # real clients of the gateway; their tests are skipped without them
         echo chromium nodejs npm ;;
     lint) echo clang-tidy ;;
-    bench) echo libhiredis-dev redis-server ;;
+    bench) echo libhiredis-dev redis-server nginx-light varnish varnish-modules wrk ;;
     deb) echo build-essential debhelper dpkg-dev lintian ;;
     container) echo mmdebstrap systemd-container ;;
     *)
