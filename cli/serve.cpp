@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <systemd/sd-daemon.h>
 
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -60,6 +61,7 @@ void run_serve(Arguments& arguments, Context& context) {
     const Result<void> served = gateway::serve(options, [](const std::string& url) {
         fmt::print("listening on {}\n", url);
         std::fflush(stdout);
+        ::sd_notify(0, "READY=1"); // to systemd, where that started it
     });
     if (!served) report(context, served.error(), false);
 }

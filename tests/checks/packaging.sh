@@ -3,6 +3,7 @@
 # is well.
 # usage: packaging.sh GCOALESCED GCOALESCE CONFIGURATION
 set -eu
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 gcoalesced=$1 gcoalesce=$2 configuration=$3
 dir=$(mktemp -d)
@@ -36,6 +37,20 @@ same "$configuration sets something else than templates"
 sed -nE 's/^#?([a-z-]+) = "?([^"]*)"?$/\1 = \2/p' "$configuration" | sed -E 's/^templates = .*/templates = /' |
     sort >"$dir/two"
 same "gcoalesced --help and $configuration differ in options or defaults"
+
+# The gateway's file names variables that are taken, and the default that `serve` tells.
+sed -nE 's/^#(GCOALESCE_[A-Z_]+)=.*/\1/p' packaging/etc/gateway | sort >"$dir/one"
+{
+    "$gcoalesce" serve --help
+    "$gcoalesce" --help
+    cat packaging/systemd/gcoalesce-gateway.service.in
+} | grep -oE '\<GCOALESCE_[A-Z_]+' | sort -u | comm -12 - "$dir/one" >"$dir/two"
+same "packaging/etc/gateway names a variable that nobody reads"
+listen=$(sed -n 's/^#GCOALESCE_LISTEN=//p' packaging/etc/gateway)
+"$gcoalesce" serve --help | grep -qF "(default $listen)" || {
+    echo "packaging/etc/gateway tells another default of GCOALESCE_LISTEN than gcoalesce serve --help" >&2
+    broken=1
+}
 
 # All of its lines are taken: the broker goes as far as a directory that nobody can make. "" is no group.
 mkdir "$dir/templates"

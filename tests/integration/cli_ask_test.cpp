@@ -1,8 +1,12 @@
 // ask and notify, before a real broker and a stand-in for Gemini.
+#include <array>
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <poll.h>
 #include <set>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "base/ids.hpp"
 #include "segment/mapping.hpp"
@@ -386,6 +390,41 @@ TEST_CASE("a broker that dies before the first event and does not come back is n
     broker.die();
     CHECK(process.wait() == 3);
     CHECK(process.out().empty());
+}
+
+TEST_CASE("where nobody but a service manager listens, a question waits for the broker that it makes start") {
+    const ScratchInstance instance;
+    Sim sim;
+    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM, 0)); // for the broker to inherit
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    REQUIRE(instance->socket_path().copy(address.sun_path, sizeof address.sun_path - 1) ==
+            instance->socket_path().size());
+    REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(listener.get(), SOMAXCONN) == 0);
+
+    const auto answered = [&] {
+        Process ask(command(*instance, {"ask", "--bypass", "Is anybody there?"}));
+        // A broker that takes longer to start than a client waits for an answer: nobody serves its first connection.
+        const UniqueFd first(::accept(listener.get(), nullptr, nullptr));
+        std::array<char, 256> hello{};
+        while (::read(first.get(), hello.data(), hello.size()) > 0) {
+        }
+        pollfd second{listener.get(), POLLIN, 0};
+        REQUIRE(eventually([&] { return ::poll(&second, 1, 0) == 1 || has_ended(ask.pid()); }));
+        std::vector<std::string> start{"bash", "-c", R"(exec 3<&"$0"; LISTEN_FDS=1 LISTEN_PID=$$ exec "$@")",
+                                       std::to_string(listener.get())};
+        for (const std::string& word : broker_command(*instance, sim.url())) start.push_back(word);
+        Process broker(start);
+        const int code = ask.wait();
+        INFO(ask.err());
+        CHECK(code == 0);
+        CHECK(!ask.out().empty());
+        broker.signal(SIGKILL);
+        broker.wait();
+    };
+    answered(); // after a boot
+    answered(); // where a dead broker has left its segment
 }
 
 TEST_CASE("ask says that standard output cannot be written, and dies quietly of a reader that left") {

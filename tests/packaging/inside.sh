@@ -7,7 +7,11 @@ cd /srv/gcoalesce # with build/deb, the repository that packaging/build-deb.sh h
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive HOME=/root
 
 unit=gcoalesced.service
-say() { printf '%s\n' "-- $*"; }
+# A section begins. systemd allows ten starts a minute (StartLimitBurst=), which this test would use up.
+say() {
+    printf '%s\n' "-- $*"
+    systemctl reset-failed gcoalesced.service gcoalesced.socket 2>/dev/null || true
+}
 fail() {
     printf 'FAILED: %s\n' "$*"
     systemctl status --no-pager -l gcoalesced.service gcoalesced.socket || true
@@ -101,6 +105,7 @@ if [ -e before-reboot ]; then
     say "reboot: the broker comes up by itself, with its answers"
     holds systemctl is-active gcoalesced.service
     holds systemctl is-active gcoalesced@second.service
+    holds systemctl is-active gcoalesce-gateway.service
     is_kept
     ask "after the reboot" >/dev/null
 
@@ -134,10 +139,10 @@ dpkg --audit
 systemctl is-active $unit gcoalesced.socket >/dev/null || fail "it was not started"
 
 say "units: well-formed, and exposed to little"
-for each in gcoalesced.service gcoalesced@.service gcoalesced.socket; do
+for each in gcoalesced.service gcoalesced@.service gcoalesced.socket gcoalesce-gateway.service; do
     systemd-analyze verify --man=no "/lib/systemd/system/$each" || fail "systemd-analyze verify $each"
 done
-for each in gcoalesced.service gcoalesced@.service; do
+for each in gcoalesced.service gcoalesced@.service gcoalesce-gateway.service; do
     systemd-analyze security --no-pager --offline=true --threshold=15 "/lib/systemd/system/$each" | tail -n 1 ||
         fail "systemd-analyze security $each: above 1.5"
 done
@@ -171,23 +176,39 @@ printf 'one\ntwo\nthree\n' | as alice gcoalesce ask --lines >/tmp/answers
 
 say "a user outside is told what is missing"
 code 1 as bob gcoalesce ask "from outside"
-has "permission" "${out,,}"
+has "be a member of the broker's group (usually gcoalesce) and log in again" "$out"
 
 say "an app's unit with the group"
-printf '[Service]\nType=oneshot\nUser=app\nSupplementaryGroups=gcoalesce\nExecStart=/usr/bin/gcoalesce ask from-an-app\n' \
-    >/etc/systemd/system/app.service
+cat >/etc/systemd/system/app.service <<'UNIT'
+[Service]
+Type=oneshot
+User=app
+SupplementaryGroups=gcoalesce
+ExecStart=/usr/bin/gcoalesce ask from-an-app
+UNIT
 systemctl daemon-reload
 systemctl start app.service || fail "the app is not served"
 readme "usermod -a -G gcoalesce app"
 
 say "status line, and the journal's fields"
 readme "gcoalesce notify on --for 60s"
-holds status_says "window open"
-status_says "calls for" || fail "StatusText: $(property StatusText)"
-readme "journalctl --no-pager -u gcoalesced -p warning"
-readme "journalctl --no-pager -u gcoalesced GCOALESCE_COMMAND=notify" | grep -q 'notify on for all templates'
-journalctl -u gcoalesced -p 6..6 -o json | grep -q '"GCOALESCE_INSTANCE":"default"' || fail "no fields in the journal"
+ask_once "held [sim events=3 hold-after=1]" >/dev/null &
+held=$!
+holds status_says "1 in flight; "
+holds status_says "window open for "
+all='1 in flight; [0-9]+ calls for [0-9]+ requests, [0-9.]+ % coalesced; window open for [0-9]+ s'
+property StatusText | grep -qxE "$all" || fail "StatusText: $(property StatusText)"
+curl -fsS -X POST http://127.0.0.1:8080/sim/release >/dev/null
+wait "$held" || fail "the held answer did not come whole"
 gcoalesce notify off
+code 1 ask "to be refused [sim status=400]"
+readme "journalctl --no-pager -u gcoalesced -p warning" | grep -q 'no API key' || fail "no warning in the journal"
+readme "journalctl --no-pager -u gcoalesced GCOALESCE_COMMAND=notify" | grep -q 'notify on for all templates' ||
+    fail "no such command in the journal"
+# logged FIELD=VALUE...: a record has them all.
+logged() { [ -n "$(journalctl -q --no-pager -u gcoalesced "$@" 2>/dev/null)" ] || fail "none in the journal: $*"; }
+logged GCOALESCE_COMMAND=notify GCOALESCE_UID=0 GCOALESCE_INSTANCE=default PRIORITY=6
+logged GCOALESCE_CODE=upstream_error GCOALESCE_TEMPLATE=default GCOALESCE_HTTP_STATUS=400 PRIORITY=4
 
 say "templates, and reload"
 readme "cp /etc/gcoalesce/templates.d/weather.json.example /etc/gcoalesce/templates.d/weather.json"
@@ -202,14 +223,76 @@ rm /etc/gcoalesce/templates.d/broken.json
 systemctl reload gcoalesced
 [ "$(main_pid)" = "$pid" ] || fail "a reload started another broker"
 
+say "the key file, and reload"
+cp /etc/gcoalesce/gcoalesced.conf /tmp/before-key-file
+mv /etc/credstore/gemini-api-key /tmp/credential
+echo a-new-key >/tmp/accepted
+systemd-run -q --unit=choosy gcoalesce sim --port 8081 --accept-key /tmp/accepted
+holds bash -c 'exec 3<>/dev/tcp/127.0.0.1/8081'
+install -m 400 -o _gcoalesce <(echo an-old-key) /etc/gcoalesce/gemini.key
+sed -i 's|^upstream = .*|upstream = "http://127.0.0.1:8081"\napi-key-file = "/etc/gcoalesce/gemini.key"|' \
+    /etc/gcoalesce/gcoalesced.conf
+systemctl restart gcoalesced
+code 4 ask "with an old key"
+pid=$(main_pid)
+install -m 400 -o _gcoalesce /tmp/accepted /etc/gcoalesce/gemini.key
+systemctl reload gcoalesced
+ask "with a new key" >/dev/null
+[ "$(main_pid)" = "$pid" ] || fail "a reload started another broker"
+systemctl stop choosy
+mv /tmp/credential /etc/credstore/gemini-api-key
+cp /tmp/before-key-file /etc/gcoalesce/gcoalesced.conf
+systemctl restart gcoalesced
+
 say "socket activation"
 systemctl stop gcoalesced.service 2>/dev/null
 [ "$(property ActiveState)" = inactive ] || fail "it was not stopped"
 ask "wakes it" >/dev/null
 systemctl is-active $unit >/dev/null || fail "the socket started nothing"
-systemctl stop gcoalesced.service gcoalesced.socket
+systemctl stop gcoalesced.socket gcoalesced
+code 3 ask_once "of nobody"
 systemctl start gcoalesced.socket # as after a boot: no broker has ever listened at this one
 ask "wakes it, too" >/dev/null
+
+say "the HTTP gateway"
+gateway_pid() { property MainPID gcoalesce-gateway.service; }
+through_gateway() {
+    holds curl -fsS http://127.0.0.1:8790/readyz
+    has '"text"' "$(readme "$(grep ^curl readme-commands)")"
+}
+systemctl is-enabled -q gcoalesce-gateway && fail "installing turned the gateway on"
+systemctl is-active -q gcoalesce-gateway && fail "installing started the gateway"
+readme "systemctl enable --now gcoalesce-gateway"
+through_gateway
+pid=$(main_pid) gateway=$(gateway_pid)
+remember "when a gateway looks on"
+kill -KILL "$pid"
+holds another_pid "$pid"
+through_gateway
+is_kept
+systemctl restart gcoalesced
+through_gateway
+[ "$(gateway_pid)" = "$gateway" ] || fail "a broker's end took the gateway with it"
+systemctl stop gcoalesce-gateway
+segment_there >/dev/null || fail "the gateway's end took the segment away"
+is_kept
+# Its options: where it listens, tokens as a credential, flags.
+printf %s%s "alice:" "$(printf %s secret | sha256sum | cut -d ' ' -f 1)" >/etc/credstore/gcoalesce-gateway-tokens
+cp /etc/gcoalesce/gateway /tmp/before-options
+sed -i -e 's/^#GCOALESCE_LISTEN=.*/GCOALESCE_LISTEN=0.0.0.0:8791/' -e 's/^#\(GCOALESCE_TOKEN_FILE=\)/\1/' \
+    -e 's/^#\(GCOALESCE_SERVE_OPTIONS=\)/\1/' /etc/gcoalesce/gateway
+systemctl start gcoalesce-gateway
+holds curl -fsS http://127.0.0.1:8791/readyz
+http() { curl -s -o /dev/null -w '%{http_code}' "$@" http://127.0.0.1:8791/v1beta/models/gemini-2.5-flash; }
+[ "$(http)" = 401 ] || fail "without a token: $(http)"
+[ "$(http -H 'Authorization: Bearer secret')" = 200 ] || fail "with a token: $(http -H 'Authorization: Bearer secret')"
+curl -s -D - -o /dev/null -X OPTIONS -H 'Origin: https://app.example' -H 'Access-Control-Request-Method: POST' \
+    http://127.0.0.1:8791/v1/streams | grep -qi '^access-control-allow-origin: https://app.example' ||
+    fail "GCOALESCE_SERVE_OPTIONS has no effect"
+rm /etc/credstore/gcoalesce-gateway-tokens
+mv /tmp/before-options /etc/gcoalesce/gateway
+systemctl restart gcoalesce-gateway
+through_gateway
 
 # ---- what happens to brokers ---------------------------------------------------------------------------------------
 
@@ -240,12 +323,14 @@ is_kept
 
 say "upgrade"
 rm -r build/deb && mv build/deb.next build/deb
-pid=$(main_pid)
+pid=$(main_pid) gateway=$(gateway_pid)
 storm
 readme "apt-get update && apt-get install -y gcoalesced gcoalesce"
 another_pid "$pid" || fail "an upgrade left the old broker running"
+[ "$(gateway_pid)" != "$gateway" ] || fail "an upgrade left the old gateway running"
 calm upgrade
 is_kept
+through_gateway
 has "-2" "$(dpkg-query -W gcoalesced)"
 
 say "logout of a user"

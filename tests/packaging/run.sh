@@ -27,7 +27,8 @@ root=$work/root
 
 # With all that the packages depend on: the container has no network. Kept beside the packages for the next run.
 say "a Debian to install them on"
-depends=$(for deb in "$debs"/gcoalesce_*.deb "$debs"/gcoalesced_*.deb; do dpkg-deb -f "$deb" Depends; done |
+depends=systemd,systemd-sysv,dbus,libpam-systemd,procps,curl
+depends+=,$(for deb in "$debs"/gcoalesce_*.deb "$debs"/gcoalesced_*.deb; do dpkg-deb -f "$deb" Depends; done |
     sed 's/([^)]*)//g; s/|[^,]*//g; s/,/\n/g' | awk '{print $1}' | grep -vE '^gcoalesce' | sort -u | paste -s -d ,)
 base=build/container-$(echo "$depends" | sha256sum | cut -c 1-12).tar
 if [ ! -e "$base" ]; then
@@ -40,7 +41,7 @@ if [ ! -e "$base" ]; then
     [ -n "$(sources)" ] || apt-get -qq update
     sources |
         mmdebstrap --quiet --variant=minbase \
-            --include="systemd,systemd-sysv,dbus,libpam-systemd,procps,$depends" bookworm "$work/base.tar" - ||
+            --include="$depends" bookworm "$work/base.tar" - ||
         skip "mmdebstrap found no Debian to make it of"
     mv "$work/base.tar" "$base"
 fi
@@ -78,14 +79,14 @@ Type=oneshot
 ExecStart=/srv/gcoalesce/inside.sh
 StandardOutput=append:/srv/gcoalesce/log
 StandardError=inherit
-TimeoutStartSec=600
+TimeoutStartSec=1200
 UNIT
 mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
 ln -s ../inside.service "$root/etc/systemd/system/multi-user.target.wants/"
 
 boot() {
     local status=0
-    timeout -s KILL 700 systemd-nspawn -q -D "$root" --boot --register=no --keep-unit --console=pipe \
+    timeout -s KILL 1300 systemd-nspawn -q -D "$root" --boot --register=no --keep-unit --console=pipe \
         --private-network --hostname=gcoalesce-test >"$work/console" 2>&1 </dev/null || status=$?
     [ -e "$place/log" ] || {
         cat "$work/console" >&2

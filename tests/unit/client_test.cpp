@@ -370,6 +370,40 @@ TEST_CASE("a segment that anybody could have made is foreign") {
     }
 }
 
+TEST_CASE("whose segment is trusted: the listener's, and where root listens the owner's of the runtime directory") {
+    if (::geteuid() != 0) {
+        WARN("skipped: only root can give files away");
+        return;
+    }
+    constexpr uid_t kBroker = 4242, kOther = 4243;
+    struct Row {
+        const char* what;
+        uid_t listener, segment, directory;
+        gcoalesce_code code;
+    };
+    const Row row = GENERATE(values<Row>({
+        {"a broker by itself", 0, 0, 0, GCOALESCE_OK},
+        {"a broker that runs as its own user", kBroker, kBroker, kBroker, GCOALESCE_OK},
+        {"a service manager's socket, not yet the broker's own", 0, kBroker, kBroker, GCOALESCE_OK},
+        {"root's socket, and a segment of somebody else than the directory", 0, kBroker, kOther, GCOALESCE_FOREIGN},
+        {"root's socket and directory, somebody's segment", 0, kBroker, 0, GCOALESCE_FOREIGN},
+        {"a user's socket, and a segment of the directory's owner", kBroker, kOther, kOther, GCOALESCE_FOREIGN},
+    }));
+    INFO(row.what);
+    const ScratchInstance where;
+    REQUIRE(::chown(where->runtime_dir.c_str(), row.listener, 0) == 0);
+    // The kernel tells clients who called listen().
+    REQUIRE(::seteuid(row.listener) == 0);
+    const FakeBroker broker(*where);
+    REQUIRE(::seteuid(0) == 0);
+    REQUIRE(::chown(("/dev/shm" + where.segment_name()).c_str(), row.segment, 0) == 0);
+    REQUIRE(::chown(where->runtime_dir.c_str(), row.directory, 0) == 0);
+
+    client::Attachment attachment;
+    CHECK(attach(attachment, where) == row.code);
+    if (row.code != GCOALESCE_OK) CHECK_THAT(client::message(), Catch::Contains("belongs to uid"));
+}
+
 TEST_CASE("16b: who may not connect is told so, not that there is no broker") {
     const ScratchInstance where;
     const FakeBroker broker(*where);
