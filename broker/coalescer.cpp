@@ -1,6 +1,7 @@
 #include "broker/coalescer.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "base/log.hpp"
@@ -17,7 +18,9 @@ constexpr std::size_t kMostQueued = 4096; // requests of a template that wait fo
 constexpr Nanos kLedgerEvery = kSecond;
 
 void set_usage(SlotEnding& ending, const Usage& usage) {
-    ending.prompt_tokens = usage.prompt;
+    // What tools gave the model to read is priced as the prompt is, and told apart from it.
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    ending.prompt_tokens = usage.prompt + std::min(usage.tool_use, most - usage.prompt);
     ending.cached_tokens = usage.cached;
     ending.thought_tokens = usage.thoughts;
     ending.answer_tokens = usage.answer;
@@ -166,6 +169,12 @@ bool Coalescer::answer(const Waiting& waiting, StreamRef stream, gcoalesce_statu
     }
     if (waiting_.erase(waiting.ticket) == 0) return true;
     const SlotOpening opening = store_.opening(stream);
+    if (status == GCOALESCE_RESUMED) {
+        store_.count(!store_.ended(stream)                  ? Counter::resumed_running
+                     : opening.status == GCOALESCE_SNAPSHOT ? Counter::resumed_snapshot
+                                                            : Counter::resumed_kept);
+        store_.log(LogKind::resumed, 0, stream, waiting.request.resume_after);
+    }
     store_.count_request(opening.template_index, status, cost == Cost::nothing);
     if (cost == Cost::nothing) store_.count_avoided(stream);
     waiting.reply(OpenAnswer{stream, opening.stream_id, status, store_.slot(stream.slot).key.load()});
@@ -239,11 +248,6 @@ void Coalescer::resume(Waiting waiting, StreamId skip) {
                 check(store_.opening(*stream).realm, slot.committed.load(std::memory_order_relaxed), running);
             !good)
             return refuse(waiting, good.error());
-        const auto status = static_cast<gcoalesce_status>(store_.opening(*stream).status);
-        store_.count(running                        ? Counter::resumed_running
-                     : status == GCOALESCE_SNAPSHOT ? Counter::resumed_snapshot
-                                                    : Counter::resumed_kept);
-        store_.log(LogKind::resumed, 0, *stream, request.resume_after);
         answer(waiting, *stream, GCOALESCE_RESUMED, Cost::call); // which its first request paid, or shared
         return;
     }

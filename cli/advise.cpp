@@ -15,6 +15,7 @@
 #include "cli/usage.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
+#include "cli/view/utf8.hpp"
 #include "protocol/gemini.hpp"
 
 namespace gcoalesce::cli {
@@ -144,10 +145,11 @@ void run_advise(Context& context, const Arguments& arguments) {
             json["steps"].push_back({{"step", step.name}, {"holds", *step.holds}, {"found", step.found}});
         return write_out(json_line(json));
     }
-    Table table({{"STEP", Align::right}, {"HOLDS"}, {"QUESTION"}, {"FOUND"}});
+    Table table({{"STEP", Align::right}, {"HOLDS"}, {"QUESTION"}, {"FOUND", Align::wrapped}});
     for (std::size_t i = 0; i < steps.size(); ++i)
         table.add({fmt::to_string(i + 1), *steps[i].holds ? "yes" : "no", steps[i].question, steps[i].found});
-    write_out(fmt::format("{}\n{}\n", table.render(output_columns()), coalesce ? kCoalesce : kCache));
+    const std::size_t width = output_columns();
+    write_out(table.render(width) + "\n" + hanging("", coalesce ? kCoalesce : kCache, 0, width));
 }
 
 } // namespace

@@ -18,10 +18,10 @@
 #include "cli/ask_lines.hpp"
 #include "cli/commands.hpp"
 #include "cli/exchange.hpp"
+#include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/request_options.hpp"
-#include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
 
 namespace gcoalesce::cli {
@@ -55,12 +55,6 @@ struct Arguments {
     bool status = false, lines = false;
     unsigned at_once = 4;
 };
-
-Nanos duration_of(const std::string& option, const std::string& text) {
-    const Result<Nanos> duration = parse_duration(text);
-    if (!duration) throw CLI::ValidationError(option, duration.error().message);
-    return *duration;
-}
 
 void check_combination(const Arguments& arguments) {
     const RequestOptions& request = arguments.request;
@@ -146,7 +140,7 @@ ExitCode print_answer(Exchange& exchange, const Arguments& arguments, bool statu
         if (step == Exchange::Step::nothing || arguments.json) continue;
         std::string out = form == Form::text ? exchange.text().substr(printed) : render(form, event);
         printed = exchange.text().size();
-        if (terminal && !arguments.raw) out = escape_controls(out);
+        if (terminal && !arguments.raw) out = for_terminal(form, out);
         if (out.empty()) continue;
         write_out(out);
         last = out.back();

@@ -27,7 +27,7 @@ READERS: how many subscriptions it has, STREAMS: of how many streams, whose even
 BYTES; none of them leaves the segment while it has a reader that moves on. WAITING: its
 requests that the broker has not answered yet. STATE: attached; gone: its connection has
 ended, though its process lives and holds pins; revoked: its pins no longer count. PINS:
-which streams, with the readers of each.
+which streams, with the readers of each; of very many the first ones ("pins_left_out").
 
 What clients pin stands in their own memory, not in the segment, so this asks the broker.
 The connection that asks is left out. Exit codes: 3 no broker; 1 no permission.)";
@@ -114,6 +114,20 @@ std::string user_name(std::uint32_t uid) {
     return user != nullptr ? user->pw_name : fmt::to_string(uid);
 }
 
+// Its list has room for the first ones.
+std::uint64_t pins_left_out(const message::Client& client) {
+    const auto listed = static_cast<std::uint64_t>(std::ranges::count(client.pinned, ','));
+    return client.pinned_streams - std::min(client.pinned_streams, client.pinned.empty() ? 0 : listed + 1);
+}
+
+std::string pins_of(const message::Client& client) {
+    if (client.pinned_streams == 0) return "-";
+    std::string pins;
+    for (const char c : client.pinned) pins += c == ',' ? ", " : std::string(1, c);
+    const std::uint64_t more = pins_left_out(client);
+    return more == 0 ? pins : fmt::format("{} and {} more", pins, more);
+}
+
 const char* state_of(const message::Client& client) {
     return client.revoked ? "revoked" : client.connected ? "attached" : "gone";
 }
@@ -129,7 +143,8 @@ nlohmann::ordered_json to_json(const message::Client& client) {
                                 {"readers", client.readers},
                                 {"pinned_streams", client.pinned_streams},
                                 {"pinned_bytes", client.pinned_bytes},
-                                {"pins", nlohmann::ordered_json::array()}};
+                                {"pins", nlohmann::ordered_json::array()},
+                                {"pins_left_out", pins_left_out(client)}};
     for (std::string_view left = client.pinned; !left.empty();) {
         const std::string_view one = left.substr(0, left.find(','));
         left.remove_prefix(std::min(left.size(), one.size() + 1));
@@ -158,12 +173,12 @@ void run_clients(Context& context, bool as_json) {
                  {"READERS", Align::right},
                  {"STREAMS", Align::right},
                  {"BYTES", Align::right},
-                 {"PINS"}});
+                 {"PINS", Align::wrapped}});
     for (const message::Client& client : *clients)
         table.add({client.name, client.pid != 0 ? fmt::to_string(client.pid) : "-", user_name(client.uid),
                    state_of(client), format_duration(from_ms(client.attached_ms)), fmt::to_string(client.waiting),
                    fmt::to_string(client.readers), fmt::to_string(client.pinned_streams),
-                   format_size(client.pinned_bytes), client.pinned.empty() ? "-" : client.pinned});
+                   format_size(client.pinned_bytes), pins_of(client)});
     write_out(table.render(output_columns()));
 }
 

@@ -27,7 +27,7 @@
 #include "cli/report.hpp"
 #include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
-#include "segment/counters.hpp"
+#include "cli/view/utf8.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -37,6 +37,7 @@ using enum Finding::Result;
 constexpr Nanos kOnlinePatience = 30 * kSecond;
 constexpr Nanos kClocksApart = 2 * kSecond;
 constexpr double kLittleRoom = 0.1; // of the extents
+constexpr std::size_t kIndent = 20; // of what was found
 
 constexpr const char* kFooter = R"(
 Looks at the runtime directory, this user's groups, the socket, the segment, the broker,
@@ -181,11 +182,12 @@ class Doctor {
     void look_at_memory(const SegmentView& segment) {
         const std::uint64_t all = segment.header().extents.count;
         const std::uint64_t free = segment.header().extents_free.load(std::memory_order_relaxed);
-        const std::uint64_t streams = value(segment, Counter::slots_in_use);
+        const std::uint64_t streams = counted(segment, Counter::slots_in_use);
         const std::string found = fmt::format("{} of {} free for answers, {} of {} streams in use", format_size(free),
                                               format_size(all), streams, segment.slot_count());
         std::uint64_t refused = 0;
-        for (const ErrorFacts& error : errors(segment)) refused += error.code == GCOALESCE_NO_MEMORY ? 1 : 0;
+        for (const DistinctError& error : distinct_errors(segment))
+            refused += error.facts.code == GCOALESCE_NO_MEMORY ? 1 : 0;
         if (refused > 0)
             return add(warning, "memory", found + "; answers have failed for want of memory",
                        "raise --memory or a template's pool_share, or shorten --linger");
@@ -196,13 +198,13 @@ class Doctor {
     }
 
     void look_at_key(const SegmentView& segment) {
-        if (value(segment, Counter::api_key_missing) != 0)
+        if (counted(segment, Counter::api_key_missing) != 0)
             return add(failure, "key", "the broker has no API key",
                        "put it into the file of --api-key-file or the credential gemini-api-key; then "
                        "`gcoalesce templates reload` or a restart",
                        ExitCode::key);
         std::int64_t refused = 0;
-        for (const ErrorFacts& error : errors(segment)) {
+        for (const auto& [error, count] : distinct_errors(segment)) {
             if (error.code == GCOALESCE_KEY_REFUSED) refused = std::max(refused, error.last_wall_ns);
         }
         if (refused != 0)
@@ -213,10 +215,11 @@ class Doctor {
     }
 
     void look_at_errors(const SegmentView& segment) {
-        const std::vector<ErrorFacts> all = errors(segment);
+        const std::vector<DistinctError> all = distinct_errors(segment);
         if (all.empty()) return add(ok, "errors", "none since the broker started");
-        const ErrorFacts& last =
-            *std::ranges::max_element(all, std::less{}, [](const ErrorFacts& error) { return error.last_wall_ns; });
+        const ErrorFacts& last = std::ranges::max_element(all, {}, [](const DistinctError& error) {
+                                     return error.facts.last_wall_ns;
+                                 })->facts;
         add(note, "errors",
             fmt::format("{}; the last at {}: {}: {}", counted(all.size(), "distinct error"),
                         format_wall(last.last_wall_ns), code_name(static_cast<Code>(last.code)), last.message.view()),
@@ -224,15 +227,12 @@ class Doctor {
     }
 
     void look_at_snapshots(const SegmentView& segment) {
-        if (value(segment, Counter::snapshots_off) != 0)
+        const SnapshotFacts facts = snapshot_facts(segment);
+        if (facts.off)
             return add(note, "snapshots", "off: answers do not outlive the segment", "--state-dir DIR turns them on");
-        const std::string found = fmt::format("{} kept, {}", counted(value(segment, Counter::snapshots_kept), "answer"),
-                                              format_size(value(segment, Counter::snapshot_bytes)));
-        if (value(segment, Counter::snapshots_degraded) == 0) return add(ok, "snapshots", found);
-        std::string why = "the broker's log says why";
-        for (const ErrorFacts& error : errors(segment)) {
-            if (error.message.view().starts_with("snapshots: ")) why = error.message.view();
-        }
+        const std::string found = fmt::format("{} kept, {}", counted(facts.kept, "answer"), format_size(facts.bytes));
+        if (!facts.degraded) return add(ok, "snapshots", found);
+        const std::string why = facts.reason.empty() ? "the broker's log says why" : facts.reason;
         add(warning, "snapshots", fmt::format("degraded: {}; {}", found, why),
             "look at the disk and the permissions of the broker's --state-dir; requests go on meanwhile");
     }
@@ -323,28 +323,6 @@ class Doctor {
         add(failure, "online", exchange.failure()->message, advice, code);
     }
 
-    static std::uint64_t value(const SegmentView& segment, Counter counter) {
-        // By its name: an older or newer broker may have others.
-        const std::string_view name = kCounters[static_cast<std::size_t>(counter)].name;
-        for (std::uint32_t i = 0; i < segment.counter_count(); ++i) {
-            if (segment.counter(i).text.name.view() == name)
-                return segment.counter(i).value.load(std::memory_order_relaxed);
-        }
-        return 0;
-    }
-
-    static std::vector<ErrorFacts> errors(const SegmentView& segment) {
-        std::vector<ErrorFacts> all;
-        for (std::uint32_t i = 0; i < segment.error_count(); ++i) {
-            const ErrorEntry& entry = segment.error(i);
-            const std::uint64_t before = entry.sequence.load(std::memory_order_acquire);
-            const ErrorFacts facts = entry.facts.load();
-            if (before % 2 == 0 && entry.sequence.load(std::memory_order_acquire) == before && facts.code != 0)
-                all.push_back(facts);
-        }
-        return all;
-    }
-
     Context& context_;
     const bool online_;
     const std::string model_;
@@ -368,9 +346,11 @@ void run_doctor(Context& context, bool online, const std::string& model, bool as
         return write_out(json_line(json));
     }
     std::string out;
+    const std::size_t width = output_columns();
     for (const Finding& finding : findings) {
-        out += fmt::format("{:<9}{:<11}{}\n", word(finding.result), finding.check, escape_line(finding.found));
-        if (!finding.advice.empty()) out += fmt::format("{:<20}-> {}\n", "", escape_line(finding.advice));
+        out += hanging(fmt::format("{:<9}{}", word(finding.result), finding.check), escape_line(finding.found), kIndent,
+                       width);
+        if (!finding.advice.empty()) out += hanging("", "-> " + escape_line(finding.advice), kIndent, width);
     }
     write_out(out);
 }

@@ -11,7 +11,6 @@
 #include "cli/redact.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
-#include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
 #include "segment/reader.hpp"
 
@@ -88,7 +87,7 @@ class Dump {
             out = render(arguments_.format == "sse" ? Form::sse : Form::text, event);
         }
         if (out.empty()) return;
-        write_out(escape_ ? escape_controls(out) : out);
+        write_out(escape_ ? for_terminal(arguments_.format == "text" ? Form::text : Form::lines, out) : out);
         last_ = out.back();
         shown_ = true;
     }

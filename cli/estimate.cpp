@@ -15,6 +15,7 @@
 #include "cli/view/escape.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
+#include "cli/view/utf8.hpp"
 #include "templates/template.hpp"
 
 namespace gcoalesce::cli {
@@ -154,15 +155,17 @@ void show(const Arguments& arguments, const Estimate& estimate, const std::optio
     table.add({"coalesced", money(estimate.coalesced())});
     table.add({"savings", money(estimate.savings())});
     table.add({"ratio", fmt::format("{:.4f}", estimate.ratio())});
-    std::string text = table.render(output_columns());
-    text += fmt::format("\n{} of {} each, {:.1f} % of them coalesced, {} a call\n",
-                        counted(estimate.notifications, "notification"), counted(estimate.requests, "request"),
-                        estimate.rate * 100, money(estimate.cost));
+    const std::size_t width = output_columns();
+    std::string text = table.render(width) + "\n";
+    const auto add = [&](std::string_view sentence) { text += hanging("", sentence, 0, width); };
+    add(fmt::format("{} of {} each, {:.1f} % of them coalesced, {} a call",
+                    counted(estimate.notifications, "notification"), counted(estimate.requests, "request"),
+                    estimate.rate * 100, money(estimate.cost)));
     if (measured)
-        text +=
-            fmt::format("counted: {} requests, {} calls paid; {} spent, {} spared\n", measured->usage.whole().requests,
-                        measured->usage.calls_paid, money(measured->paid), money(measured->avoided));
-    write_out(text + advice + "\n");
+        add(fmt::format("counted: {} requests, {} calls paid; {} spent, {} spared", measured->usage.whole().requests,
+                        measured->usage.calls_paid, money(measured->paid), money(measured->avoided)));
+    add(advice);
+    write_out(text);
 }
 
 void run_estimate(Context& context, const Arguments& arguments) {

@@ -134,6 +134,43 @@ std::vector<StreamFacts> all_streams(const SegmentView& segment) {
     return streams;
 }
 
+std::vector<DistinctError> distinct_errors(const SegmentView& segment) {
+    std::vector<DistinctError> errors;
+    for (std::uint32_t i = 0; i < segment.error_count(); ++i) {
+        const ErrorEntry& entry = segment.error(i);
+        const std::uint64_t before = entry.sequence.load(std::memory_order_acquire);
+        const DistinctError error{entry.facts.load(), entry.count.load(std::memory_order_acquire)};
+        const bool torn = before % 2 != 0 || entry.sequence.load(std::memory_order_acquire) != before;
+        if (!torn && error.facts.code != 0) errors.push_back(error);
+    }
+    return errors;
+}
+
+std::uint64_t counted(const SegmentView& segment, Counter counter) {
+    const std::string_view name = kCounters[static_cast<std::size_t>(counter)].name;
+    for (std::uint32_t i = 0; i < segment.counter_count(); ++i) {
+        if (segment.counter(i).text.name.view() == name)
+            return segment.counter(i).value.load(std::memory_order_relaxed);
+    }
+    return 0;
+}
+
+SnapshotFacts snapshot_facts(const SegmentView& segment) {
+    constexpr std::string_view kIntroduction = "snapshots: degraded: "; // of the error that the broker notes
+    SnapshotFacts facts{counted(segment, Counter::snapshots_off) != 0,
+                        counted(segment, Counter::snapshots_degraded) != 0, counted(segment, Counter::snapshots_kept),
+                        counted(segment, Counter::snapshot_bytes), ""};
+    if (!facts.degraded) return facts;
+    std::int64_t last = 0;
+    for (const DistinctError& error : distinct_errors(segment)) {
+        const std::string_view message = error.facts.message.view();
+        if (!message.starts_with(kIntroduction) || error.facts.last_wall_ns < last) continue;
+        last = error.facts.last_wall_ns;
+        facts.reason = message.substr(kIntroduction.size());
+    }
+    return facts;
+}
+
 std::string template_name(const SegmentView& segment, std::uint32_t index) {
     if (index >= segment.template_count()) return "?";
     return std::string(segment.template_entry(index).policy.load().id.view());

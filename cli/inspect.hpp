@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "cli/commands.hpp"
+#include "segment/counters.hpp"
 #include "segment/mapping.hpp"
 
 namespace gcoalesce::cli {
@@ -62,6 +63,24 @@ std::optional<StreamFacts> stream_facts(const SegmentView& segment, std::uint32_
 
 // All of them, the newest first.
 std::vector<StreamFacts> all_streams(const SegmentView& segment);
+
+// What went wrong with upstream or the broker's own means, told apart by code, status and message.
+struct DistinctError {
+    ErrorFacts facts{};
+    std::uint64_t count = 0;
+};
+std::vector<DistinctError> distinct_errors(const SegmentView& segment);
+
+// By its name, which an older or a newer broker may not have: 0.
+std::uint64_t counted(const SegmentView& segment, Counter counter);
+
+// Of the store on disk, as the broker saw it at its last look, a second ago at most.
+struct SnapshotFacts {
+    bool off = false, degraded = false;
+    std::uint64_t kept = 0, bytes = 0;
+    std::string reason; // of being degraded; "": none, or the broker's log has it
+};
+SnapshotFacts snapshot_facts(const SegmentView& segment);
 
 std::string template_name(const SegmentView& segment, std::uint32_t index);
 

@@ -254,12 +254,16 @@ std::string to_text(const Explained& explained, const Verdict& verdict) {
     const KeyParts& parts = explained.parts;
     const Changes& changes = explained.changes;
     const bool whole = parts.template_id == kDefaultTemplate;
-    const std::size_t width = is_terminal(STDOUT_FILENO) ? output_columns() : 0;
+    constexpr std::size_t kIndent = 11;
+    const std::size_t width = output_columns();
     std::string text;
     const auto line = [&](std::string_view name, std::string_view value) {
-        const std::string full = fmt::format("{:<10} {}", name, escape_controls(value));
-        text += width != 0 && name != "key" ? display_prefix(full, width) : std::string_view(full);
-        text += '\n';
+        const std::string label = fmt::format("{:<10}", name), escaped = escape_controls(value);
+        if (name == "body" || name == "variables")
+            text +=
+                hanging(label, width != 0 ? shortened(escaped, width - std::min(width, kIndent)) : escaped, kIndent, 0);
+        else
+            text += hanging(label, escaped, kIndent, name == "key" ? 0 : width); // to be copied as one word
     };
     line("encoding", kKeyEncoding);
     if (!explained.facts.has(template_realms))

@@ -3,7 +3,6 @@
 #include <CLI/Validators.hpp>
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <chrono>
 #include <fmt/format.h>
 #include <functional>
@@ -15,6 +14,7 @@
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
+#include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/stream_json.hpp"
@@ -77,12 +77,6 @@ bool Selection::takes(const StreamFacts& stream, const SegmentView& segment, Nan
            });
 }
 
-Nanos duration_of(const char* option, const std::string& text) {
-    const Result<Nanos> duration = parse_duration(text);
-    if (!duration) throw CLI::ValidationError(option, duration.error().message);
-    return *duration;
-}
-
 template <std::size_t N>
 void check_word(const char* option, const std::string& word, const std::array<const char*, N>& known) {
     if (std::ranges::find(known, word) != known.end()) return;
@@ -94,11 +88,7 @@ void check_word(const char* option, const std::string& word, const std::array<co
 Selection selection_of(const Arguments& arguments) {
     Selection selection{arguments.templates, arguments.states, arguments.prefixes};
     for (const std::string& state : arguments.states) check_word("--state", state, kStates);
-    for (std::string& digits : selection.prefixes) {
-        if (!std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; }))
-            throw CLI::ValidationError("--key", fmt::format("expected hexadecimal digits, found \"{}\"", digits));
-        std::ranges::transform(digits, digits.begin(), [](unsigned char c) { return std::tolower(c); });
-    }
+    for (std::string& digits : selection.prefixes) digits = digits_of("--key", digits);
     if (!arguments.older_than.empty()) selection.least_age = duration_of("--older-than", arguments.older_than);
     if (!arguments.younger_than.empty()) selection.most_age = duration_of("--younger-than", arguments.younger_than);
     return selection;

@@ -1,7 +1,6 @@
 // gcoalesce log: what happened to streams and clients, as it happens.
 #include <CLI/App.hpp>
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <deque>
 #include <fmt/format.h>
@@ -16,6 +15,7 @@
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
 #include "cli/log_ring.hpp"
+#include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/view/escape.hpp"
@@ -28,6 +28,7 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(100);
 constexpr std::size_t kLastOnes = 20; // shown on a terminal before it follows
 constexpr std::size_t kTemplateColumns = 12;
+constexpr std::size_t kContinued = 4; // further right than the line that it goes on from
 
 constexpr const char* kFooter = R"(
 The broker keeps the last 4096 records: when a stream started, had its first event,
@@ -100,10 +101,7 @@ Filter filter_of(const std::vector<std::string>& expressions) {
         } else if (name == "kind") {
             add_kinds(filter, value);
         } else {
-            if (!std::ranges::all_of(value, [](unsigned char c) { return std::isxdigit(c) != 0; }))
-                throw CLI::ValidationError("--filter", fmt::format("expected hexadecimal digits, found \"{}\"", value));
-            std::ranges::transform(value, value.begin(), [](unsigned char c) { return std::tolower(c); });
-            filter.digits.push_back(value);
+            filter.digits.push_back(digits_of("--filter", value));
         }
     }
     return filter;
@@ -120,7 +118,10 @@ std::string to_line(const LogFacts& record, const SegmentView& segment) {
                                          stream ? key_prefix_hex(record.key_prefix).substr(0, 8) : "-",
                                          stream ? to_hex(record.stream_id).substr(0, 8) : "-", escape_line(id),
                                          escape_line(log_details(record)));
-    return line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    const std::string_view text = std::string_view(line).substr(0, line.find_last_not_of(' ') + 1);
+    const std::size_t width = output_columns();
+    if (width <= kContinued || display_width(text) <= width) return std::string(text) + "\n"; // 0: a pipe
+    return fmt::format("{}\n", fmt::join(wrapped(text, width - kContinued), "\n" + std::string(kContinued, ' ')));
 }
 
 class Printer {
@@ -148,11 +149,7 @@ void run_log(Context& context, const Arguments& arguments) {
     if (arguments.follow && arguments.once) throw CLI::ValidationError("--follow, --once", "expected one of them");
     const bool follow = arguments.follow || (!arguments.once && is_terminal(1));
     Nanos since = INT64_MIN;
-    if (!arguments.since.empty()) {
-        const Result<Nanos> ago = parse_duration(arguments.since);
-        if (!ago) throw CLI::ValidationError("--since", ago.error().message);
-        since = system_clock().monotonic() - *ago;
-    }
+    if (!arguments.since.empty()) since = system_clock().monotonic() - duration_of("--since", arguments.since);
     const std::optional<Inspection> inspected = inspect(context, arguments.json);
     if (!inspected) return;
     const SegmentView& segment = inspected->segment.view;

@@ -11,6 +11,7 @@
 #include "cli/attach.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
+#include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/template_facts.hpp"
@@ -67,9 +68,7 @@ void run_notify(const Arguments& arguments, Context& context) {
     std::int64_t for_ms = 0; // the template's `window`
     if (!arguments.duration.empty()) {
         if (action != GCOALESCE_NOTIFY_ON) throw CLI::ValidationError("--for", "goes with `notify on` only");
-        const Result<Nanos> duration = parse_duration(arguments.duration);
-        if (!duration) throw CLI::ValidationError("--for", duration.error().message);
-        for_ms = to_ms(*duration);
+        for_ms = to_ms(duration_of("--for", arguments.duration));
         if (for_ms <= 0 || for_ms > 24 * 3600 * 1000)
             throw CLI::ValidationError("--for", "expected at least 1ms and at most 1d, found " + arguments.duration);
     }

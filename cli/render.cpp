@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/view/escape.hpp"
 #include "protocol/gemini.hpp"
 #include "protocol/sse.hpp"
 
@@ -17,6 +18,10 @@ std::string render(Form form, std::string_view event) {
     return {};
 }
 
+std::string for_terminal(Form form, std::string_view rendered) {
+    return form == Form::text ? escape_controls(rendered) : escape_controls(escape_json(rendered));
+}
+
 std::string one_line(std::string_view json) {
     std::string line(json);
     if (json.find_first_of("\r\n") == std::string_view::npos) return line;
@@ -28,7 +33,7 @@ std::string one_line(std::string_view json) {
 }
 
 std::string json_line(const nlohmann::ordered_json& json) {
-    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    return escape_json(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) + "\n";
 }
 
 } // namespace gcoalesce::cli

@@ -19,7 +19,11 @@ std::string render(Form form, std::string_view event);
 // JSON on one line, its values as they were. Bytes that are no JSON stay, but for their line breaks.
 std::string one_line(std::string_view json);
 
-// A document of our own as one line of output, LF included. What is no UTF-8 in it becomes U+FFFD.
+// What render() made, fit for a terminal: nothing in it commands that, and JSON says the same.
+std::string for_terminal(Form form, std::string_view rendered);
+
+// A document of our own as one line of output, LF included, that may go to a terminal. What is no UTF-8 in it becomes
+// U+FFFD.
 std::string json_line(const nlohmann::ordered_json& json);
 
 } // namespace gcoalesce::cli

@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/gateway/server.hpp"
+#include "cli/option_values.hpp"
 #include "cli/report.hpp"
 
 namespace gcoalesce::cli {
@@ -33,10 +34,8 @@ struct Arguments {
 
 void take_duration(const char* option, const std::string& text, Nanos& to) {
     if (text.empty()) return;
-    const Result<Nanos> duration = parse_duration(text);
-    if (!duration) throw CLI::ValidationError(option, duration.error().message);
-    if (*duration == 0) throw CLI::ValidationError(option, "expected more than no time at all");
-    to = *duration;
+    to = duration_of(option, text);
+    if (to == 0) throw CLI::ValidationError(option, "expected more than no time at all");
 }
 
 void run_serve(Arguments& arguments, Context& context) {

@@ -18,6 +18,7 @@
 #include "cli/stream_json.hpp"
 #include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
+#include "cli/view/utf8.hpp"
 #include "protocol/gemini.hpp"
 
 namespace gcoalesce::cli {
@@ -147,13 +148,14 @@ std::string tokens_words(const SlotEnding& ending) {
 class Sheet {
   public:
     void add(std::string_view label, std::string_view value) {
-        out_ += fmt::format("{:<{}}{}\n", label, kLabel, escape_line(value));
+        out_ += hanging(label, escape_line(value), kLabel, width_);
     }
     void more(std::string_view value) { add("", value); }
     std::string take() { return std::move(out_); }
 
   private:
     static constexpr std::size_t kLabel = 13;
+    const std::size_t width_ = output_columns();
     std::string out_;
 };
 

@@ -14,6 +14,7 @@
 #include "cli/view/prometheus.hpp"
 #include "cli/view/table.hpp"
 #include "cli/view/terminal.hpp"
+#include "cli/view/utf8.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -58,23 +59,6 @@ std::string format_us(double us) {
     return fmt::format("{:.1f}s", us / 1e6);
 }
 
-struct DistinctError {
-    ErrorFacts facts{};
-    std::uint64_t count = 0;
-};
-
-std::vector<DistinctError> distinct_errors(const SegmentView& segment) {
-    std::vector<DistinctError> errors;
-    for (std::uint32_t i = 0; i < segment.error_count(); ++i) {
-        const ErrorEntry& entry = segment.error(i);
-        const std::uint64_t before = entry.sequence.load(std::memory_order_acquire);
-        const DistinctError error{entry.facts.load(), entry.count.load(std::memory_order_acquire)};
-        const bool torn = before % 2 != 0 || entry.sequence.load(std::memory_order_acquire) != before;
-        if (!torn && error.facts.code != 0) errors.push_back(error);
-    }
-    return errors;
-}
-
 nlohmann::ordered_json to_json(const Latency& latency) {
     return {{"count", latency.count},
             {"mean_us", std::llround(latency.mean_us)},
@@ -83,39 +67,12 @@ nlohmann::ordered_json to_json(const Latency& latency) {
             {"p99_us", std::llround(latency.p99_us)}};
 }
 
-// Of the store on disk, as the broker saw it at its last look, a second ago at most.
-struct SnapshotFacts {
-    std::uint64_t kept = 0, bytes = 0;
-    bool degraded = false;
-    std::string reason; // "": not degraded
-};
-
-SnapshotFacts snapshot_facts(const SegmentView& segment, const std::vector<DistinctError>& errors) {
-    constexpr std::string_view kIntroduction = "snapshots: degraded: "; // of the error that the broker notes
-    SnapshotFacts facts;
-    for (std::uint32_t i = 0; i < segment.counter_count(); ++i) {
-        const std::uint64_t value = segment.counter(i).value.load(std::memory_order_relaxed);
-        const std::string_view name = segment.counter(i).text.name.view();
-        if (name == "snapshots_kept") facts.kept = value;
-        if (name == "snapshot_bytes") facts.bytes = value;
-        if (name == "snapshots_degraded") facts.degraded = value != 0;
-    }
-    std::int64_t last = 0;
-    for (const DistinctError& error : errors) {
-        const std::string_view message = error.facts.message.view();
-        if (!facts.degraded || !message.starts_with(kIntroduction) || error.facts.last_wall_ns < last) continue;
-        last = error.facts.last_wall_ns;
-        facts.reason = message.substr(kIntroduction.size());
-    }
-    return facts;
-}
-
 nlohmann::ordered_json to_json(const Inspection& inspected) {
     const SegmentView& segment = inspected.segment.view;
     const Nanos now = system_clock().monotonic();
     const std::vector<TemplateUsage> usage = all_usage(segment);
     const std::vector<DistinctError> errors = distinct_errors(segment);
-    const SnapshotFacts snapshots = snapshot_facts(segment, errors);
+    const SnapshotFacts snapshots = snapshot_facts(segment);
     nlohmann::ordered_json json{{"version", 1},
                                 {"broker", to_json(inspected.broker)},
                                 {"memory_bytes", segment.header().prefix.total_bytes},
@@ -262,7 +219,7 @@ std::string to_text(const SegmentView& segment) {
         add("first event", segment.template_entry(one.index).first_event);
         add("join", segment.template_entry(one.index).join);
     }
-    Table counters({{"COUNTER"}, {"VALUE", Align::right}, {"UNIT"}, {"MEANING"}});
+    Table counters({{"COUNTER"}, {"VALUE", Align::right}, {"UNIT"}, {"MEANING", Align::wrapped}});
     for (std::uint32_t i = 0; i < segment.counter_count(); ++i) {
         const CounterEntry& counter = segment.counter(i);
         counters.add({std::string(counter.text.name.view()),
@@ -270,11 +227,12 @@ std::string to_text(const SegmentView& segment) {
                       std::string(counter.text.unit.view()), std::string(counter.text.help.view())});
     }
     std::string out;
-    if (const SnapshotFacts snapshots = snapshot_facts(segment, errors); snapshots.degraded)
-        out = fmt::format("SNAPSHOTS DEGRADED: {}\n\n", escape_line(snapshots.reason));
+    if (const SnapshotFacts snapshots = snapshot_facts(segment); snapshots.degraded)
+        out = hanging("", "SNAPSHOTS DEGRADED: " + escape_line(snapshots.reason), 0, width) + "\n";
     out += usage_tables(usage, width) + "\n" + latencies.render(width) + "\n" + counters.render(width);
     if (!errors.empty()) {
-        Table table({{"ERROR"}, {"COUNT", Align::right}, {"LAST"}, {"STATUS", Align::right}, {"MESSAGE"}});
+        Table table(
+            {{"ERROR"}, {"COUNT", Align::right}, {"LAST"}, {"STATUS", Align::right}, {"MESSAGE", Align::wrapped}});
         for (const DistinctError& error : errors)
             table.add({code_name(static_cast<Code>(error.facts.code)), fmt::to_string(error.count),
                        format_wall(error.facts.last_wall_ns),

@@ -190,7 +190,7 @@ std::string to_text(const TemplateFacts& facts, Nanos now) {
     const TemplatePolicy& policy = facts.policy;
     const Template file = file_of(facts);
     const auto yes = [](bool is) { return std::string(is ? "yes" : "no"); };
-    Table members({{"MEMBER"}, {"IN FORCE"}});
+    Table members({{"MEMBER"}, {"IN FORCE", Align::wrapped}});
     members.add({"id", facts.id()});
     members.add({"description", or_dash(file.description)});
     members.add({"revision", to_hex(policy.revision)});
@@ -217,7 +217,7 @@ std::string to_text(const TemplateFacts& facts, Nanos now) {
     members.add({"strict_individual", yes(facts.has(template_strict))});
     members.add({"realm", facts.has(template_realms) ? "token" : "everyone"});
     members.add({"explicit_keys", yes(facts.has(template_explicit_keys))});
-    Table counters({{"COUNTER"}, {"VALUE", Align::right}, {"UNIT"}, {"MEANING"}});
+    Table counters({{"COUNTER"}, {"VALUE", Align::right}, {"UNIT"}, {"MEANING", Align::wrapped}});
     for (std::size_t i = 0; i < std::size(kCounterNames); ++i)
         counters.add(
             {kCounterNames[i].name, fmt::to_string(facts.counts[i]), kCounterNames[i].unit, kCounterNames[i].help});

@@ -1,6 +1,7 @@
 // gcoalesce top: a live view of rates, savings and the hottest keys.
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -18,6 +19,7 @@
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
+#include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
 #include "cli/view/escape.hpp"
@@ -55,7 +57,8 @@ struct Arguments {
     bool once = false, json = false;
 };
 
-volatile std::sig_atomic_t interrupted = 0;
+constexpr std::array kEndings{SIGINT, SIGTERM, SIGHUP};
+volatile std::sig_atomic_t ended_by = 0; // one of them
 
 // The terminal, from newterm to endwin. Not copyable: there is one.
 class Screen {
@@ -63,8 +66,8 @@ class Screen {
     Screen() {
         // Before ncurses looks: it leaves a handler that is not the default one alone.
         struct sigaction action {};
-        action.sa_handler = [](int) { interrupted = 1; };
-        ::sigaction(SIGINT, &action, &old_);
+        action.sa_handler = [](int number) { ended_by = number; };
+        for (std::size_t i = 0; i < kEndings.size(); ++i) ::sigaction(kEndings[i], &action, &old_[i]);
         screen_ = ::newterm(nullptr, stdout, stdin);
         if (screen_ == nullptr) return;
         ::cbreak();
@@ -79,7 +82,7 @@ class Screen {
             ::endwin();
             ::delscreen(screen_);
         }
-        ::sigaction(SIGINT, &old_, nullptr);
+        for (std::size_t i = 0; i < kEndings.size(); ++i) ::sigaction(kEndings[i], &old_[i], nullptr);
     }
     Screen(const Screen&) = delete;
     Screen& operator=(const Screen&) = delete;
@@ -108,7 +111,7 @@ class Screen {
 
   private:
     SCREEN* screen_ = nullptr;
-    struct sigaction old_ {};
+    std::array<struct sigaction, kEndings.size()> old_{};
 };
 
 class Top {
@@ -118,10 +121,18 @@ class Top {
 
     // Until somebody ends it. False: the terminal cannot do it.
     bool run() {
+        if (!paint()) return false;
+        if (ended_by == SIGINT) context_.exit = ExitCode::interrupted;
+        if (ended_by == SIGTERM || ended_by == SIGHUP) std::raise(ended_by); // the terminal is as it was
+        return true;
+    }
+
+  private:
+    bool paint() {
         Screen screen;
         if (!screen) return false;
         Nanos due = 0;
-        for (bool over = false; !over && interrupted == 0;) {
+        for (bool over = false; !over && ended_by == 0;) {
             if (const Nanos now = system_clock().monotonic(); now >= due) {
                 look_again();
                 due = now + every_;
@@ -129,11 +140,9 @@ class Top {
             screen.paint(lines(screen.columns(), screen.lines()));
             over = !take(screen.key(due - system_clock().monotonic()), due);
         }
-        if (interrupted != 0) context_.exit = ExitCode::interrupted;
         return true;
     }
 
-  private:
     void look_again() {
         const Result<Inspection> inspected = look(context_);
         if (!inspected) {
@@ -222,13 +231,12 @@ void print_once(Context& context, const Arguments& arguments, Nanos every) {
 }
 
 void run_top(Context& context, const Arguments& arguments) {
-    const Result<Nanos> every = parse_duration(arguments.every);
-    if (!every) throw CLI::ValidationError("--every", every.error().message);
-    if (*every < 10 * kMillisecond || *every > 3600 * kSecond)
+    const Nanos every = duration_of("--every", arguments.every);
+    if (every < 10 * kMillisecond || every > 3600 * kSecond)
         throw CLI::ValidationError("--every", "expected 10ms to 1h, found " + arguments.every);
     const bool live = !arguments.once && !arguments.json && is_terminal(0) && is_terminal(1);
-    if (!live) return print_once(context, arguments, *every);
-    if (Top(context, *every, arguments.filter).run()) return;
+    if (!live) return print_once(context, arguments, every);
+    if (Top(context, every, arguments.filter).run()) return;
     const char* terminal = std::getenv("TERM");
     report(context,
            Error{GCOALESCE_IO,

@@ -42,4 +42,22 @@ std::string escape_line(std::string_view text) {
     return escape(text, true);
 }
 
+std::string escape_json(std::string_view json) {
+    std::string out;
+    out.reserve(json.size());
+    for (std::size_t i = 0; i < json.size(); ++i) {
+        const auto byte = static_cast<unsigned char>(json[i]);
+        const auto next = static_cast<unsigned char>(i + 1 < json.size() ? json[i + 1] : 0);
+        if (byte == 0x7F) {
+            out += "\\u007f";
+        } else if (byte == 0xC2 && next >= 0x80 && next < 0xA0) { // U+0080 .. U+009F
+            fmt::format_to(std::back_inserter(out), "\\u00{:02x}", next);
+            ++i;
+        } else {
+            out += json[i];
+        }
+    }
+    return out;
+}
+
 } // namespace gcoalesce::cli

@@ -13,4 +13,7 @@ std::string escape_controls(std::string_view text);
 // The same, and LF, TAB, CR and the backslash become \n, \t, \r and \\: one line, from which the text can be had back.
 std::string escape_line(std::string_view text);
 
+// JSON that says the same, with DEL and C1 as \u00XX: they may stand in its strings as they are, C0 may not.
+std::string escape_json(std::string_view json);
+
 } // namespace gcoalesce::cli

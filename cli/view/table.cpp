@@ -19,9 +19,11 @@ void Table::add(std::vector<std::string> cells) {
 }
 
 std::string Table::render(std::size_t width) const {
+    const bool wraps = !columns_.empty() && columns_.back().align == Align::wrapped;
+    const std::size_t plain = columns_.size() - (wraps ? 1 : 0);
     std::vector<std::size_t> widths;
     std::size_t used = 0;
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
+    for (std::size_t i = 0; i < plain; ++i) {
         std::size_t wanted = display_width(columns_[i].title);
         for (const auto& row : rows_) wanted = std::max(wanted, display_width(row[i]));
         const std::size_t gap = i == 0 ? 0 : kGap;
@@ -43,7 +45,8 @@ std::string Table::render(std::size_t width) const {
             line += columns_[i].align == Align::right ? padding + text : text + padding;
         }
         line.erase(line.find_last_not_of(' ') + 1);
-        out += line + '\n';
+        const std::size_t indent = widths.size() == plain ? used + kGap : width; // none is left beside those before it
+        out += wraps && !cell(plain).empty() ? hanging(line, cell(plain), indent, width) : line + '\n';
     };
     print([&](std::size_t i) { return columns_[i].title; });
     for (const auto& row : rows_) print([&](std::size_t i) { return row[i]; });

@@ -7,7 +7,11 @@
 
 namespace gcoalesce::cli {
 
-enum class Align { left, right };
+enum class Align {
+    left,
+    right,
+    wrapped // a text, in the last column only: what does not fit goes on in lines below
+};
 
 struct Column {
     std::string title;
@@ -23,7 +27,7 @@ class Table {
 
     // Titles and rows, columns two blanks apart, each line ended by LF. Where they do not fit into `width` columns of
     // the terminal, the last ones are left out, and a text that only begins to fit ends in "…": half a number would be
-    // another number. 0: everything fits.
+    // another number. A text that is wrapped goes on below, indented, and is not cut. 0: everything fits.
     std::string render(std::size_t width) const;
 
   private:

@@ -59,4 +59,45 @@ std::string_view display_prefix(std::string_view text, std::size_t columns) {
     return text.substr(0, end);
 }
 
+std::vector<std::string> wrapped(std::string_view text, std::size_t columns) {
+    std::vector<std::string> lines;
+    while (display_width(text) > columns) {
+        std::string_view line = display_prefix(text, columns);
+        if (line.empty()) line = text.substr(0, first_character(text).bytes); // wider than the terminal
+        std::string_view rest = text.substr(line.size());
+        if (!rest.starts_with(' ')) { // within a word
+            const std::size_t blank = line.find_last_of(' ');
+            const bool leading = line.find_first_not_of(' ') > blank;
+            if (blank != std::string_view::npos && !leading) {
+                line = line.substr(0, blank);
+                rest = text.substr(blank);
+            }
+        }
+        lines.emplace_back(line.substr(0, line.find_last_not_of(' ') + 1));
+        text = rest.substr(std::min(rest.find_first_not_of(' '), rest.size()));
+    }
+    if (!text.empty() || lines.empty()) lines.emplace_back(text);
+    return lines;
+}
+
+std::string hanging(std::string_view label, std::string_view text, std::size_t indent, std::size_t width) {
+    constexpr std::size_t kLeastText = 24, kBelow = 4;
+    std::string out(label);
+    if (width != 0 && indent + kLeastText > width && indent + display_width(text) > width) {
+        out += '\n';
+        indent = std::min(kBelow, width - 1);
+        out.append(indent, ' ');
+    } else {
+        out.append(indent - std::min(indent, display_width(label)), ' ');
+    }
+    if (width == 0) return out.append(text) + '\n';
+    std::string_view before;
+    const std::string margin = '\n' + std::string(indent, ' ');
+    for (const std::string& line : wrapped(text, std::max<std::size_t>(width - std::min(width, indent), 1))) {
+        out.append(before).append(line);
+        before = margin;
+    }
+    return out + '\n';
+}
+
 } // namespace gcoalesce::cli

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gcoalesce::cli {
 
@@ -26,5 +27,12 @@ std::string shortened(std::string_view text, std::size_t columns);
 
 // The longest beginning that takes at most so many columns.
 std::string_view display_prefix(std::string_view text, std::size_t columns);
+
+// Its lines, broken at blanks so that each takes at most `columns` (at least 1); a word that is longer is broken, too.
+std::vector<std::string> wrapped(std::string_view text, std::size_t columns);
+
+// "label" and the text behind it from column `indent` on, in as many lines as that takes, each ended by LF. Where that
+// leaves the text too little room, it stands below the label, further left. width: the terminal's; 0: one line.
+std::string hanging(std::string_view label, std::string_view text, std::size_t indent, std::size_t width);
 
 } // namespace gcoalesce::cli

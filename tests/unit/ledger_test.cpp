@@ -48,8 +48,10 @@ std::size_t number_of(const std::string& template_id) {
 std::string event(std::string_view text, const Usage& usage, bool last) {
     return fmt::format(
         R"({{"candidates":[{{"content":{{"parts":[{{"text":"{}"}}],"role":"model"}}{}}}],"usageMetadata":)"
-        R"({{"promptTokenCount":{},"cachedContentTokenCount":{},"thoughtsTokenCount":{},"candidatesTokenCount":{}}}}})",
-        text, last ? R"(,"finishReason":"STOP")" : "", usage.prompt, usage.cached, usage.thoughts, usage.answer);
+        R"({{"promptTokenCount":{},"cachedContentTokenCount":{},"toolUsePromptTokenCount":{},"thoughtsTokenCount":{},)"
+        R"("candidatesTokenCount":{}}}}})",
+        text, last ? R"(,"finishReason":"STOP")" : "", usage.prompt, usage.cached, usage.tool_use, usage.thoughts,
+        usage.answer);
 }
 
 // Clients, an upstream and an operator, each of whom does what chance says; and what they have seen.
@@ -279,6 +281,7 @@ class Traffic {
         if (chance == 0) return call.broken();
         of.usage.prompt = 40;
         of.usage.cached = 30;
+        of.usage.tool_use += static_cast<std::int64_t>(pick(3));
         of.usage.thoughts += static_cast<std::int64_t>(pick(3));
         of.usage.answer += static_cast<std::int64_t>(1 + pick(5));
         const bool last = chance < 4;
@@ -341,7 +344,8 @@ class Traffic {
         }
         for (const auto& [id, answer] : answers_) {
             if (answer.of != of) continue;
-            const auto fresh = static_cast<std::uint64_t>(answer.usage.prompt - answer.usage.cached);
+            const auto fresh =
+                static_cast<std::uint64_t>(answer.usage.prompt + answer.usage.tool_use - answer.usage.cached);
             const auto cached = static_cast<std::uint64_t>(answer.usage.cached);
             const auto thoughts = static_cast<std::uint64_t>(answer.usage.thoughts);
             const auto text = static_cast<std::uint64_t>(answer.usage.answer);

@@ -548,6 +548,35 @@ TEST_CASE("T54, T55: resuming goes on where it stopped, ends at once where all w
     CHECK(world.calls() == 1); // resuming never costs one
 }
 
+TEST_CASE("a resumption is logged and counted once its reader holds the stream, and not where it came to nothing") {
+    World world;
+    const auto first = world.ask('a');
+    world.last().answer({"one", "two"});
+    const StreamId id = first->answer().stream_id;
+    const auto resumptions = [&] {
+        std::uint64_t logged = 0;
+        const SegmentView& view = world.store.view();
+        for (std::uint64_t at = 0; at < view.header().log_next.load(); ++at)
+            logged += view.log_record(at).facts.load().kind == static_cast<std::uint32_t>(LogKind::resumed) ? 1 : 0;
+        CHECK(world.store.counted(Counter::resumed_kept) == logged);
+        return logged;
+    };
+    OpenRequest gone;
+    gone.lane = 99; // its client has left
+    gone.resume = id;
+    CHECK(world.ask(std::move(gone))->refused() == GCOALESCE_NOT_FOUND);
+    CHECK(resumptions() == 0);
+    std::uint64_t told = 0;
+    OpenRequest request;
+    request.lane = 1;
+    request.resume = id;
+    world.coalescer->open(std::move(request), [&](const Result<OpenAnswer>& answer) {
+        CHECK(answer);
+        told = resumptions(); // before the reader may be seen to read
+    });
+    CHECK(told == 1);
+}
+
 TEST_CASE("T56, T74: a buffer is kept for its linger; after it the disk has it, or it is gone, or never was") {
     const bool on_disk = GENERATE(true, false);
     World world({TemplateSettings{}}, on_disk);
@@ -804,4 +833,23 @@ TEST_CASE("T100: what was paid and what was spared is counted apart, and goes on
     CHECK(next.store().counted(0, TemplateCounter::prompt_tokens_avoided) == 77);
     coalescer.beat(); // once
     CHECK(next.store().counted(0, TemplateCounter::requests_joined) == 9);
+}
+
+TEST_CASE("T100: what tools gave a model to read counts as its prompt") {
+    World world;
+    const auto leader = world.ask('a');
+    CHECK(world.ask('a')->status() == GCOALESCE_JOINED);
+    world.last().respond(200, sse(R"({"candidates":[{"content":{"parts":[{"text":"x"}]},"finishReason":"STOP"}],)"
+                                  R"("usageMetadata":{"promptTokenCount":40,"cachedContentTokenCount":30,)"
+                                  R"("toolUsePromptTokenCount":200,"candidatesTokenCount":5,"totalTokenCount":245}})"));
+    const SlotEnding ending = world.ending(*leader);
+    CHECK(ending.kind == GCOALESCE_COMPLETE);
+    CHECK(ending.prompt_tokens == 240);
+    CHECK(ending.prompt_tokens + ending.thought_tokens + ending.answer_tokens == ending.total_tokens);
+    const auto count = [&](TemplateCounter counter) { return world.store.counted(0, counter); };
+    CHECK(count(TemplateCounter::prompt_tokens_paid) == 210);
+    CHECK(count(TemplateCounter::cached_tokens_paid) == 30);
+    CHECK(count(TemplateCounter::prompt_tokens_avoided) == 210);
+    CHECK(count(TemplateCounter::cached_tokens_avoided) == 30);
+    CHECK(world.store.counted(Counter::tokens_prompt) == 240);
 }
