@@ -202,7 +202,8 @@ curl -fsS -X POST http://127.0.0.1:8080/sim/release >/dev/null
 wait "$held" || fail "the held answer did not come whole"
 gcoalesce notify off
 code 1 ask "to be refused [sim status=400]"
-readme "journalctl --no-pager -u gcoalesced -p warning" | grep -q 'no API key' || fail "no warning in the journal"
+readme "journalctl --no-pager -u gcoalesced -p warning" | grep -q 'failed: upstream_error' ||
+    fail "no warning in the journal"
 readme "journalctl --no-pager -u gcoalesced GCOALESCE_COMMAND=notify" | grep -q 'notify on for all templates' ||
     fail "no such command in the journal"
 # logged FIELD=VALUE...: a record has them all.
