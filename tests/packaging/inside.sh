@@ -14,7 +14,8 @@ say() {
 }
 fail() {
     printf 'FAILED: %s\n' "$*"
-    systemctl status --no-pager -l gcoalesced.service gcoalesced.socket || true
+    systemctl status --no-pager -l gcoalesced.service gcoalesced.socket gcoalesce-gateway.service || true
+    journalctl --no-pager -n 40 -u gcoalesce-gateway || true
     journalctl --no-pager -n 60 || true
     exit 1
 }
@@ -114,6 +115,7 @@ if [ -e before-reboot ]; then
     kill -KILL "$(main_pid)" # leaves its segment
     systemctl stop gcoalesced.socket gcoalesced.service
     readme "apt-get purge -y gcoalesced gcoalesce"
+    if systemctl is-active -q gcoalesce-gateway; then fail "the gateway runs on without its package"; fi
     systemctl daemon-reload
     left=$(find / -xdev \( -path /proc -o -path /sys -o -path /srv/gcoalesce -o -path /usr/share/doc \) -prune -o \
         -iname '*gcoalesce*' -print | grep -vE '^/(root|tmp|var/log/journal|var/cache/apt|var/lib/apt)/' || true)
@@ -303,6 +305,7 @@ kill -KILL "$pid"
 holds another_pid "$pid"
 calm SIGKILL
 is_kept
+through_gateway
 
 say "a broker that hangs"
 remember "when it hangs"
@@ -312,6 +315,7 @@ kill -STOP "$pid"
 holds another_pid "$pid"
 calm "the watchdog"
 is_kept
+through_gateway
 
 say "restart"
 remember "when it is restarted"
@@ -319,6 +323,7 @@ storm
 systemctl restart gcoalesced
 calm restart
 is_kept
+through_gateway
 
 say "upgrade"
 rm -r build/deb && mv build/deb.next build/deb
