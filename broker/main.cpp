@@ -178,9 +178,10 @@ class Broker {
         wait_for_signal();
         beat();
         store_->set_ready();
-        log(LogLevel::info, "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}",
-            config_.instance.name, config_.instance.runtime_dir, format_size(config_.memory), config_.store.slots,
-            config_.upstream, key_missing ? ", NO API KEY: requests will be refused" : "");
+        log(key_missing ? LogLevel::warning : LogLevel::info,
+            "serving instance \"{}\" in {}: {} of shared memory for {} streams, upstream {}{}", config_.instance.name,
+            config_.instance.runtime_dir, format_size(config_.memory), config_.store.slots, config_.upstream,
+            key_missing ? ", NO API KEY: requests will be refused" : "");
         tell_systemd("READY=1");
         loop_.run();
         store_->log(LogKind::closed);
