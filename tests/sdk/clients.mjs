@@ -297,12 +297,15 @@ const tests = {
     assert.deepEqual(ids.map((id) => id.split('.')[1]), ['1', '2', '3', '4', '5']);
     assert.equal(end.ending, 'complete');
   },
-  async 'an EventSource is told of an answer that breaks off, and of one that is not there'() {
+  async 'an EventSource is told of an answer that breaks off, of one that does not begin, and of none'() {
     const { ids, end, code } = await readEvents(await created('broken events [sim events=5 cut-after=2 gap=20ms]'));
     assert.equal(code, 204);
     assert.equal(ids.length, 2);
     assert.equal(end.ending, 'truncated');
     assert.equal(end.error.status, 'UNAVAILABLE');
+    const refused = await readEvents(await created('no events [sim status=503]'));
+    assert.equal(refused.ids.length, 0);
+    assert.equal(refused.end?.error?.code ?? refused.code, 503);
     assert.equal((await readEvents(`${gateway}/v1/streams/0123456789abcdef`)).code, 404);
   },
   async 'twenty processes of nine kinds with one prompt cause one call a method'() {
