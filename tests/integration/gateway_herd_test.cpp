@@ -40,8 +40,9 @@ TEST_CASE("readers that take nothing share the one copy of what waits for them, 
     const HttpResponse whole = gateway.post(kSse, body);
     CHECK(whole.error.empty());
     CHECK(whole.body.size() > events * size);
-    CHECK(eventually(
-        [&] { return world.run({"keys", "--json"}).json().at("keys").at(0).at("subscribers") == stalled; }));
+    CHECK(eventually([&] {
+        return world.run({"keys", "--json"}).json().at("keys").at(0).at("subscribers") == stalled;
+    }));
     CHECK(private_bytes(gateway.process().pid()) < 32u << 20);
     for (std::size_t i = 0; i < stalled; i += 40) {
         std::string read;
