@@ -370,9 +370,9 @@ Result<void> Coalescer::check_limits(const OpenRequest& request, TemplateState& 
             check_rate(of.started, of.settings->calls_a_minute, now, fmt::format("template \"{}\"", of.settings->id));
         !rate)
         return rate;
-    if (const auto known = refusals_.find(request.model, now))
+    if (const auto known = refusals_.find(request.model, request.payer(), now))
         return with_retry(fail(known->outcome.code, "{}", known->outcome.message), to_ms(known->until - now));
-    if (key_missing_)
+    if (key_missing_ && !request.api_key)
         return fail(GCOALESCE_KEY_MISSING, "the broker has no API key: put one into its credential gemini-api-key, the "
                                            "file of --api-key-file, or GEMINI_API_KEY, and restart it");
     return {};
@@ -427,8 +427,9 @@ void Coalescer::start(const Waiting& waiting, const std::shared_ptr<TemplateStat
     check.hold = request.schema && !of->settings->live;
     running.producer = std::make_unique<Producer>(
         store_, upstream_, timers_, refusals_, *stream,
-        UpstreamCall{request.method, request.model, request.body, request.verb, request.path}, limits, std::move(check),
-        [this, stream = *stream](const Outcome& outcome) { ended(stream, outcome); });
+        UpstreamCall{request.method, request.model, request.body, request.verb, request.path, request.api_key,
+                     request.payer()},
+        limits, std::move(check), [this, stream = *stream](const Outcome& outcome) { ended(stream, outcome); });
 }
 
 void Coalescer::ended(StreamRef stream, const Outcome& outcome) {

@@ -205,18 +205,21 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
 
     void set_key(const ApiKey* key) {
         has_key = key != nullptr;
-        for (const auto& [list, field] :
-             {std::pair(&headers, "x-goog-api-key: "), std::pair(&bearer_headers, "authorization: Bearer ")}) {
-            list->reset();
-            add(*list, "content-type: application/json");
-            add(*list, "Expect:"); // else a large body waits a second for leave to come
-            if (!has_key) continue;
-            std::string line = field;
-            line.reserve(line.size() + key->text().size()); // no copy left behind by growing
-            line += key->text();
-            add(*list, line.c_str());
-            ::explicit_bzero(line.data(), line.size());
-        }
+        headers = headers_with(key, false);
+        bearer_headers = headers_with(key, true);
+    }
+
+    static Headers headers_with(const ApiKey* key, bool bearer) {
+        Headers list;
+        add(list, "content-type: application/json");
+        add(list, "Expect:"); // else a large body waits a second for leave to come
+        if (key == nullptr) return list;
+        std::string line = bearer ? "authorization: Bearer " : "x-goog-api-key: ";
+        line.reserve(line.size() + key->text().size()); // no copy left behind by growing
+        line += key->text();
+        add(list, line.c_str());
+        ::explicit_bzero(line.data(), line.size());
+        return list;
     }
 
     Result<void> set_up(const CurlUpstreamOptions& options) {
@@ -269,7 +272,8 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         auto call = std::make_shared<CurlCall>();
         call->events = &events;
         call->body = what.body;
-        call->headers = speaks_openai(what) ? bearer_headers : headers;
+        const bool bearer = speaks_openai(what);
+        call->headers = what.api_key ? headers_with(what.api_key.get(), bearer) : bearer ? bearer_headers : headers;
         call->easy.reset(curl_easy_duphandle(prototype.get()));
         if (!call->easy) throw std::bad_alloc();
         CURL* const easy = call->easy.get();

@@ -267,12 +267,13 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         next_event.reset();
         if (outcome.kind == GCOALESCE_FAILED && !refused && outcome.retry_ms == 0) outcome.retry_ms = retry_after_ms;
         const Nanos now = timers.clock().monotonic();
-        const bool pass = call.method == Method::pass;      // which may not be safe to repeat, and is of no model
-        if (!pass) refusals.note(call.model, outcome, now); // before anyone calls again, we included
+        const bool pass = call.method == Method::pass; // which may not be safe to repeat, and is of no model
+        if (!pass) refusals.note(call.model, call.payer, outcome, now); // before anyone calls again, we included
         if (!pass && events == 0 && outcome.kind == GCOALESCE_FAILED && tries <= limits.retries &&
             worth_a_retry(outcome)) {
             Nanos delay = std::max(back_off(tries), from_ms(outcome.retry_ms));
-            if (const auto known = refusals.find(call.model, now)) delay = std::max(delay, known->until - now);
+            if (const auto known = refusals.find(call.model, call.payer, now))
+                delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {
                 reader.reset();
                 next_try = timers.after(delay, [this, code = outcome.code, status = outcome.http_status] {

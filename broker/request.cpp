@@ -8,6 +8,7 @@
 #include "base/canonical_json.hpp"
 #include "base/sha256.hpp"
 #include "protocol/key.hpp"
+#include "protocol/query.hpp"
 #include "templates/template.hpp"
 
 namespace gcoalesce {
@@ -46,10 +47,10 @@ Result<void> check_pass(const message::Open& open) {
     if (!version || !plain || path.find("/.") != std::string_view::npos || path.find("%2") != std::string_view::npos ||
         path.find("//") != std::string_view::npos)
         return fail(GCOALESCE_BAD_REQUEST, "expected a path of the API such as /v1beta/models to be passed on");
-    for (const std::string_view key : {"?key=", "&key="}) {
-        if (open.path.find(key) != std::string::npos)
-            return fail(GCOALESCE_BAD_REQUEST, "expected no API key in a path that is passed on");
-    }
+    const std::vector<QueryParameter> query =
+        query_parameters(std::string_view(open.path).substr(std::min(path.size() + 1, open.path.size())));
+    if (std::ranges::any_of(query, &QueryParameter::is_credential))
+        return fail(GCOALESCE_BAD_REQUEST, "expected no API key in a path that is passed on");
     return {};
 }
 
@@ -75,7 +76,15 @@ Result<OpenRequest> prepare(const message::Open& open, std::shared_ptr<const std
     request.no_store = open.no_store;
     request.individual_of = open.individual_of;
     request.settings = settings;
-    const std::string_view realm = settings->realms ? std::string_view(open.realm) : std::string_view();
+    // What one key paid for, and may see that others may not, is for those who have the key.
+    if (!open.api_key.empty()) {
+        if (!is_api_key(open.api_key))
+            return fail(GCOALESCE_BAD_REQUEST, "expected an API key of printable ASCII characters, found another one");
+        request.api_key = std::make_shared<const ApiKey>(open.api_key);
+    }
+    const std::string realm = request.api_key    ? realm_of_api_key(open.api_key)
+                              : settings->realms ? open.realm
+                                                 : std::string();
     request.realm = realm_number(realm);
 
     KeyParts parts;

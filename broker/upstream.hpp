@@ -12,11 +12,15 @@
 
 namespace gcoalesce {
 
+class ApiKey;
+
 struct UpstreamCall {
     Method method = Method::stream;
     std::string model;                       // resolve_model()'s form
     std::shared_ptr<const std::string> body; // goes upstream byte for byte
     std::string verb{}, path{};              // of Method::pass
+    std::shared_ptr<const ApiKey> api_key{}; // null: the broker's
+    std::uint64_t payer = 0;                 // whose quota it draws on; 0: the broker's
 };
 
 // Called on the event loop, never from within start(). After on_done nothing more comes.

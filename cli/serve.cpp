@@ -20,7 +20,8 @@ namespace {
 constexpr const char* kFooter = R"(
 Point a Gemini client at it: its base URL is what is printed. Requests that say the
 same share one call, as with every other client of the broker. The API key is the
-broker's: a key that a client sends tells whose request it is, and goes no further.
+broker's: a key that a client sends tells whose request it is, and goes no further,
+but with --pass-key.
 
 POST /v1beta/models/M:generateContent, :streamGenerateContent   as the API has them
 POST /v1/streams, GET /v1/streams/ID                            for EventSource
@@ -74,12 +75,18 @@ void add_serve(CLI::App& app, Context& context) {
     command->add_option("--listen", options.listen, "where: ADDRESS:PORT, or unix:PATH (default 127.0.0.1:8790)")
         ->envname("GCOALESCE_LISTEN")
         ->type_name("WHERE");
+    CLI::Option* tokens =
+        command
+            ->add_option("--token-file", options.token_file,
+                         "lines name:hash or name:hash:admin, the SHA-256 of a token; without one everybody who can "
+                         "connect may ask, so that only this machine may")
+            ->envname("GCOALESCE_TOKEN_FILE")
+            ->type_name("FILE");
     command
-        ->add_option("--token-file", options.token_file,
-                     "lines name:hash or name:hash:admin, the SHA-256 of a token; without one everybody who can "
-                     "connect may ask, so that only this machine may")
-        ->envname("GCOALESCE_TOKEN_FILE")
-        ->type_name("FILE");
+        ->add_flag("--pass-key", options.pass_key,
+                   "calls that a request causes are made with the API key that it brings, if it brings one; only "
+                   "requests with the same key share them")
+        ->excludes(tokens);
     command->add_option("--cors-origin", options.cors_origins, "whose pages may ask; * for everybody's (repeatable)")
         ->type_name("ORIGIN");
     command->add_option("--max-body", arguments->max_body, "the largest body of a request (default 32MiB)")

@@ -14,7 +14,7 @@ packages() {
             libsqlite3-dev libssl-dev libsystemd-dev libtomlplusplus-dev libutf8proc-dev nlohmann-json3-dev
         ;;
     test) # what the tests link, what they run, and what the checks among them run
-        echo catch2 gcc nginx-light openssl spin clang-format shellcheck bash zsh fish mandoc \
+        echo catch2 curl gcc nginx-light openssl spin clang-format shellcheck bash zsh fish mandoc \
             python3-prometheus-client ;;
     sdk) # real clients of the gateway; their tests are skipped without them
         echo chromium nodejs npm ;;

@@ -211,7 +211,8 @@ Step Answer::end(Code code, Piece& piece) {
     if (error.code >= GCOALESCE_ABSENT && error.code <= GCOALESCE_FOREIGN && error.retry_ms == 0) error.retry_ms = 1000;
 
     const bool all_read = code == GCOALESCE_END && wish_.resumed && events_ == 0 && !begun_;
-    if (all_read) { // an EventSource that is told this asks no more
+    // An EventSource that is told this asks no more. Where nothing ever came nothing was read: an error like any other.
+    if (all_read && (complete || ending->events > 0)) {
         begin(piece, {}, std::nullopt);
         piece.clear();
         Head& head = piece.head.emplace();

@@ -21,7 +21,7 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "cli/view/prometheus.hpp"
-#include "protocol/control.hpp"
+#include "protocol/key.hpp"
 
 namespace gcoalesce::gateway {
 namespace {
@@ -215,7 +215,8 @@ bool Connection::admit() {
                    false;
         caller_ = *known;
     } else {
-        caller_.realm = realm_of_key(key);
+        caller_.realm = realm_of_api_key(key);
+        if (world_.options.pass_key) caller_.api_key = key;
     }
     const std::string encoding = field("Content-Encoding");
     if (!encoding.empty() && !boost::beast::iequals(view(std::string_view(encoding)), "identity"))
@@ -299,12 +300,19 @@ void Connection::serve() {
     }
 }
 
-void Connection::ask(const Target& target, const Route& route) {
+// A request that says whose it is, and nothing else yet.
+client::Request Connection::callers_own() const {
     client::Request request;
+    request.realm = caller_.realm;
+    request.api_key = caller_.api_key;
+    return request;
+}
+
+void Connection::ask(const Target& target, const Route& route) {
+    client::Request request = callers_own();
     Answer::Wish wish;
     request.stream = route.service == Service::stream;
     wish.form = !request.stream ? Form::unary : target.query("alt").value_or("") == "sse" ? Form::sse : Form::array;
-    request.realm = caller_.realm;
     const Freshness freshness = freshness_of(field("Cache-Control"));
     request.max_age = client::milliseconds(freshness.max_age_ms);
     request.no_store = freshness.no_store;
@@ -333,7 +341,6 @@ void Connection::ask(const Target& target, const Route& route) {
                 return respond(response_of(
                     bad_request("expected a Last-Event-ID such as 9f3c2a71d04b55e8.17, as the events had it")));
             request = client::Request{};
-            request.realm = caller_.realm;
             request.resume = last;
             wish.resumed = true;
         }
@@ -353,12 +360,11 @@ void Connection::chat() {
     const nlohmann::json asked = nlohmann::json::parse(body, nullptr, false);
     if (!asked.is_object() || !asked.contains("model") || !asked["model"].is_string())
         return respond(response_of(bad_request("expected a JSON object with a model and messages")));
-    client::Request request;
+    client::Request request = callers_own();
     request.dialect = GCOALESCE_OPENAI;
     request.model = asked["model"].get<std::string>();
     request.stream = asked.value("stream", nlohmann::json(false)) == true;
     request.body = body;
-    request.realm = caller_.realm;
     const Freshness freshness = freshness_of(field("Cache-Control"));
     request.max_age = client::milliseconds(freshness.max_age_ms);
     request.no_store = freshness.no_store;
@@ -366,20 +372,18 @@ void Connection::chat() {
 }
 
 void Connection::pass(const Route& route) {
-    client::Request request;
+    client::Request request = callers_own();
     request.dialect = GCOALESCE_PASS;
     request.verb = head_only_ ? "GET" : std::string(view(parser_->get().method_string()));
     request.path = route.path;
     request.body = parser_->get().body();
-    request.realm = caller_.realm;
     open(request, {Form::passed, 0, {}, false});
 }
 
 // A template and its variables as JSON; or, with a model in the query, a whole request of the API, which goes upstream
 // as it is.
 void Connection::create_stream(const Target& target) {
-    client::Request request;
-    request.realm = caller_.realm;
+    client::Request request = callers_own();
     std::string variables;
     if (const std::optional<std::string> model = target.query("model")) {
         request.model = *model;
@@ -418,8 +422,7 @@ void Connection::read_stream(const Target& target, const Route& route) {
                 bad_request(fmt::format("expected a Last-Event-ID of this stream, such as {}.17", to_hex(*stream)))));
         from = *read;
     }
-    client::Request request;
-    request.realm = caller_.realm;
+    client::Request request = callers_own();
     request.resume = to_text(from);
     open(request, {Form::event_source, 0, {}, true});
 }

@@ -98,6 +98,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void open(const client::Request& request, Answer::Wish wish);
     std::string field(std::string_view name) const;
     std::string credential(const Target& target) const;
+    client::Request callers_own() const;
 
     // ---- responding ----
     void respond(Response response);

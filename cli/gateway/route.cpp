@@ -3,20 +3,11 @@
 #include <algorithm>
 #include <boost/beast/core/string.hpp>
 #include <charconv>
-#include <curl/curl.h>
-#include <memory>
+
+#include "protocol/query.hpp"
 
 namespace gcoalesce::gateway {
 namespace {
-
-std::string decoded(std::string_view text) {
-    std::string plain(text);
-    std::ranges::replace(plain, '+', ' ');
-    int bytes = 0;
-    const std::unique_ptr<char, decltype(&curl_free)> found(
-        curl_easy_unescape(nullptr, plain.data(), static_cast<int>(plain.size()), &bytes), &curl_free);
-    return found ? std::string(found.get(), static_cast<std::size_t>(bytes)) : plain;
-}
 
 std::string_view trimmed(std::string_view text) {
     while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
@@ -35,25 +26,18 @@ Target::Target(std::string_view text)
       query_(text.find('?') == std::string_view::npos ? "" : text.substr(text.find('?') + 1)) {}
 
 std::optional<std::string> Target::query(std::string_view name) const {
-    std::string_view rest = query_;
-    while (!rest.empty()) {
-        const std::string_view item = rest.substr(0, rest.find('&'));
-        rest.remove_prefix(std::min(item.size() + 1, rest.size()));
-        if (item.substr(0, item.find('=')) != name) continue;
-        return item.size() > name.size() ? decoded(item.substr(name.size() + 1)) : std::string();
+    for (const QueryParameter& parameter : query_parameters(query_)) {
+        if (parameter.name == name) return query_decoded(parameter.value);
     }
     return std::nullopt;
 }
 
 std::string Target::query_without_key() const {
     std::string kept;
-    std::string_view rest = query_;
-    while (!rest.empty()) {
-        const std::string_view item = rest.substr(0, rest.find('&'));
-        rest.remove_prefix(std::min(item.size() + 1, rest.size()));
-        if (item.substr(0, item.find('=')) == "key") continue;
+    for (const QueryParameter& parameter : query_parameters(query_)) {
+        if (parameter.is_credential()) continue;
         kept += kept.empty() ? '?' : '&';
-        kept += item;
+        kept += parameter.text;
     }
     return kept;
 }

@@ -18,7 +18,7 @@ class Target {
     const std::string& path() const { return path_; }
     // The first value of that name, decoded; nullopt: there is none.
     std::optional<std::string> query(std::string_view name) const;
-    // The whole query but for an API key, with its question mark; "": there is none.
+    // The whole query but for keys and tokens, with its question mark; "": there is none.
     std::string query_without_key() const;
 
   private:

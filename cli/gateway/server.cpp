@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstring>
 #include <netinet/tcp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -177,23 +178,11 @@ class Server final : public World {
     }
 
     Result<void> health(bool takes_requests) override {
-        const Result<OpenSegment> segment = open_segment(options.instance);
-        if (!segment) return tl::unexpected(segment.error());
-        const Nanos now = system_clock().monotonic();
-        const Header& header = segment->view.header();
-        switch (segment->liveness(now)) {
-        case Liveness::alive: break;
-        case Liveness::closed: return fail(GCOALESCE_CLOSED, "the broker has shut down");
-        case Liveness::dead: return fail(GCOALESCE_BROKER_DEAD, "the broker died");
-        case Liveness::unknown:
-        case Liveness::unresponsive:
-            return fail(GCOALESCE_UNRESPONSIVE, "the broker's loop has not turned for {} ms",
-                        to_ms(now - header.heartbeat_ns.load(std::memory_order_acquire)));
-        }
+        if (!seen_) seen_ = look_at_broker();
+        if (!*seen_) return tl::unexpected(seen_->error());
         if (!takes_requests) return {};
-        const auto state = static_cast<BrokerState>(header.state.load(std::memory_order_acquire));
-        if (state == BrokerState::starting) return fail(GCOALESCE_STARTING, "the broker is starting");
-        if (state != BrokerState::serving || draining) return fail(GCOALESCE_DRAINING, "shutting down");
+        if (**seen_ == BrokerState::starting) return fail(GCOALESCE_STARTING, "the broker is starting");
+        if (**seen_ != BrokerState::serving || draining) return fail(GCOALESCE_DRAINING, "shutting down");
         if (!attached_) return tl::unexpected(trouble_);
         return {};
     }
@@ -273,6 +262,7 @@ class Server final : public World {
         ticker_.async_wait([this](error_code cancelled) {
             if (cancelled) return;
             const Nanos now = system_clock().monotonic();
+            seen_.reset();
             // A limit that has passed takes one out of the set.
             const std::vector<std::shared_ptr<Connection>> all(connections_.begin(), connections_.end());
             for (const auto& connection : all) connection->tick(now);
@@ -295,6 +285,24 @@ class Server final : public World {
     }
 
     // ---- the broker ----
+
+    // Maps and checks the segment anew, for the broker may be another one by now.
+    Result<BrokerState> look_at_broker() const {
+        const Result<OpenSegment> segment = open_segment(options.instance);
+        if (!segment) return tl::unexpected(segment.error());
+        const Nanos now = system_clock().monotonic();
+        const Header& header = segment->view.header();
+        switch (segment->liveness(now)) {
+        case Liveness::alive: break;
+        case Liveness::closed: return fail(GCOALESCE_CLOSED, "the broker has shut down");
+        case Liveness::dead: return fail(GCOALESCE_BROKER_DEAD, "the broker died");
+        case Liveness::unknown:
+        case Liveness::unresponsive:
+            return fail(GCOALESCE_UNRESPONSIVE, "the broker's loop has not turned for {} ms",
+                        to_ms(now - header.heartbeat_ns.load(std::memory_order_acquire)));
+        }
+        return static_cast<BrokerState>(header.state.load(std::memory_order_acquire));
+    }
 
     // On a thread of its own: a broker that accepts and does not answer takes a second.
     void attach() {
@@ -381,6 +389,7 @@ class Server final : public World {
     Nanos drained_by_ = 0;
 
     client::Attachment broker_;
+    std::optional<Result<BrokerState>> seen_; // since the last tick: many may wait, and one look is enough for all
     bool attached_ = false;
     Error trouble_{GCOALESCE_STARTING, "the gateway is still looking for its broker", 1000};
     std::optional<net::posix::stream_descriptor> broker_events_;
@@ -398,6 +407,7 @@ Result<void> serve(const Options& options, const std::function<void(const std::s
         if (!read) return tl::unexpected(read.error());
         tokens = std::move(*read);
     }
+    if (options.pass_key) ::prctl(PR_SET_DUMPABLE, 0); // callers' keys must not end up in a core dump
     Result<Listener> listener = listen_as_told(options);
     if (!listener) return tl::unexpected(listener.error());
     const std::string url = listener->url;

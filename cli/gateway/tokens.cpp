@@ -5,7 +5,6 @@
 #include <fstream>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <span>
 #include <stdexcept>
 
 #include "base/ids.hpp"
@@ -61,12 +60,6 @@ const Caller* Tokens::find(std::string_view token) const {
         if (CRYPTO_memcmp(entry.digest.data(), digest.data(), digest.size()) == 0) found = &entry.caller;
     }
     return found;
-}
-
-std::string realm_of_key(std::string_view key) {
-    if (key.empty()) return {};
-    const std::string digest = sha256(key);
-    return "key-" + to_hex(std::span(reinterpret_cast<const std::uint8_t*>(digest.data()), 16));
 }
 
 } // namespace gcoalesce::gateway

@@ -13,6 +13,7 @@ struct Caller {
     std::string name; // the token's; "": there are no tokens
     std::string realm;
     bool admin = false;
+    std::string api_key{}; // its own, that goes upstream with what it causes; "": the broker's does
 };
 
 // A file of lines "name:hash" or "name:hash:admin": the SHA-256 of a token in hex, as sha256sum prints it. Blank lines
@@ -32,8 +33,5 @@ class Tokens {
     };
     std::vector<Entry> entries_;
 };
-
-// A key that a caller brings where there are no tokens: whose request it is, without the key.
-std::string realm_of_key(std::string_view key);
 
 } // namespace gcoalesce::gateway

@@ -223,6 +223,7 @@ void Attachment::send(const Pending& pending) {
     open.explicit_key = asked.explicit_key;
     open.verb = asked.verb;
     open.path = asked.path;
+    open.api_key = pending.wishes.api_key;
     open.body_bytes = open.resume != 0 ? 0 : asked.body.size();
     link_->push(open);
     if (open.body_bytes != 0) link_->push_body(asked.body);

@@ -162,6 +162,10 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
         asked.method = method_of(request->dialect, request->stream != 0);
         asked.realm = text(request->realm);
         asked.explicit_key = text(request->explicit_key);
+        const std::string_view api_key = text(request->api_key);
+        const std::string key_realm = realm_of_api_key(api_key);
+        asked.own_api_key = !api_key.empty();
+        if (asked.own_api_key) asked.realm = key_realm;
         if (request->body != nullptr) asked.body = {request->body, request->body_bytes};
         asked.verb = text(request->verb);
         asked.path = text(request->path);
@@ -173,6 +177,8 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
             return bad("a template speaks Gemini's own dialect");
         if (asked.template_id.size() > kMaxTemplateId) return bad("a template's id has at most 63 bytes");
         if (asked.realm.size() > kMaxRealm) return bad("a realm has at most 128 bytes");
+        if (asked.own_api_key && !is_api_key(api_key))
+            return bad("an API key has at most 256 bytes, each of them a letter, a digit or an ASCII sign");
         if (asked.explicit_key.size() > kMaxExplicitKey) return bad("an explicit key has at most 256 bytes");
         Wishes wishes;
         wishes.sharing = request->sharing;
@@ -188,6 +194,7 @@ gcoalesce_code gcoalesce_open(gcoalesce_attachment* attachment, const gcoalesce_
                    (request->body == nullptr || (request->model == nullptr && request->template_id == nullptr))) {
             return bad("a model and a body are needed, or a template and its variables");
         }
+        if (wishes.resume == 0) wishes.api_key = api_key;
         auto handle = std::make_unique<gcoalesce_subscription>();
         Result<std::unique_ptr<Subscription>> opened = Subscription::open(attachment->core, asked, wishes);
         if (!opened) return tell(opened.error());

@@ -23,6 +23,7 @@ struct Asked {
     std::string_view realm{};
     std::string_view explicit_key{};
     std::string_view verb{}, path{}; // of a call that is passed on
+    bool own_api_key = false;        // the realm is that of the caller's key, and counts whatever the template says
 
     bool operator==(const Asked&) const = default;
 };
@@ -38,15 +39,19 @@ class Request {
           realm_(asked.realm),
           explicit_key_(asked.explicit_key),
           verb_(asked.verb),
-          path_(asked.path) {}
+          path_(asked.path),
+          own_api_key_(asked.own_api_key) {}
 
-    Asked asked() const { return {template_id_, model_, method_, body_, realm_, explicit_key_, verb_, path_}; }
+    Asked asked() const {
+        return {template_id_, model_, method_, body_, realm_, explicit_key_, verb_, path_, own_api_key_};
+    }
     std::size_t bytes() const { return body_.size(); }
 
   private:
     std::string template_id_, model_;
     Method method_;
     std::string body_, realm_, explicit_key_, verb_, path_;
+    bool own_api_key_;
 };
 
 // What one requester wants besides; none of it is part of the key.
@@ -57,7 +62,8 @@ struct Wishes {
     StreamId individual_of = 0; // the invalid stream in whose place it is asked
     StreamId resume = 0;        // the stream to go on with, behind this event
     std::uint64_t resume_after = 0;
-    std::string realm{}; // whose a stream to resume has to be
+    std::string realm{};   // whose a stream to resume has to be
+    std::string api_key{}; // the caller's own, for a call that it causes; "": the broker's
 };
 
 // Remembers the keys of recent requests. Identical requests are the workload: the first one of them pays for the

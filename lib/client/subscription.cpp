@@ -86,7 +86,7 @@ Result<std::unique_ptr<Subscription>> Subscription::open(std::shared_ptr<Attachm
         const Result<std::string> canonical = canonical_request(asked.body);
         if (!canonical) return tl::unexpected(canonical.error());
         KeyParts parts;
-        parts.realm = (flags & template_realms) != 0 ? asked.realm : "";
+        parts.realm = (flags & template_realms) != 0 || asked.own_api_key ? asked.realm : "";
         parts.template_id = asked.template_id;
         parts.template_revision = recalled.policy.revision;
         parts.model = asked.model;

@@ -99,6 +99,9 @@ class Fields {
         if (member->text.size() > most) return complain(name, "is too long");
         out = member->text;
     }
+    void text_if_any(const char* name, std::string& out, std::size_t most) {
+        if (map_.members.contains(std::string_view(name))) text(name, out, most);
+    }
     void bytes(const char* name, Key& out) {
         const Member* member = find(name, Member::Kind::bytes);
         if (member == nullptr) return;
@@ -130,6 +133,9 @@ struct Writer {
     }
     void signed_number(const char* name, std::int64_t value) { out[name] = value; }
     void text(const char* name, const std::string& value, std::size_t most) { out[name] = value.substr(0, most); }
+    void text_if_any(const char* name, const std::string& value, std::size_t most) {
+        if (!value.empty()) text(name, value, most);
+    }
     void bytes(const char* name, const Key& value) {
         out[name] = json::binary(std::vector<std::uint8_t>(value.begin(), value.end()));
     }
@@ -161,6 +167,7 @@ void members(V& v, M& m) {
         v.number("resume_after", m.resume_after, kAny);
         v.text("verb", m.verb, kMaxVerb);
         v.text("path", m.path, kMaxPath);
+        v.text_if_any("api_key", m.api_key, kMaxApiKey);
         v.number("body_bytes", m.body_bytes, kAny);
     } else if constexpr (std::is_same_v<T, Opened>) {
         v.number("id", m.id, kAny);

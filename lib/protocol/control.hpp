@@ -41,6 +41,7 @@ constexpr std::size_t kMaxTemplateList = 1024;     // bytes of ids, separated by
 constexpr std::size_t kMaxTarget = 64;             // digits of a key, or bytes of a template's id
 constexpr std::size_t kMaxRealm = 128;             // bytes of a realm's name
 constexpr std::size_t kMaxExplicitKey = 256;       // bytes
+constexpr std::size_t kMaxApiKey = 256;            // bytes of a caller's own
 constexpr std::size_t kMaxPins = 1024;             // bytes of a list of pinned streams
 constexpr std::size_t kClientsAtOnce = 64;         // in answer to one `clients`
 constexpr std::size_t kMaxVerb = 8;                // bytes of an HTTP method
@@ -74,6 +75,7 @@ struct Open {
     std::uint64_t resume_after = 0; // events of it that were read
     std::string verb;               // of a call that is passed on, else ""
     std::string path;               // likewise
+    std::string api_key;            // the caller's own, for the call that it causes; "": the broker's
     std::uint64_t body_bytes = 0;   // that follow; 1 .. kMaxBody, or 0 with `resume` or `path`
 };
 struct Opened { // the broker has pinned the slot in the client's lane: the client unpins it

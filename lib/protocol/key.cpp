@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/sha256.hpp"
+#include "protocol/control.hpp"
 
 namespace gcoalesce {
 namespace {
@@ -36,6 +37,18 @@ Key compute_key(const KeyParts& parts) {
     hash.field(parts.explicit_key ? "explicit" : "asked");
     hash.field(parts.asked);
     return hash.finish();
+}
+
+bool is_api_key(std::string_view text) {
+    return !text.empty() && text.size() <= kMaxApiKey &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
+}
+
+std::string realm_of_api_key(std::string_view api_key) {
+    if (api_key.empty()) return {};
+    Sha256 hash;
+    hash.field(api_key);
+    return "key-" + to_hex(hash.finish()).substr(0, 32);
 }
 
 Result<std::string> resolve_model(std::string_view model) {

@@ -32,6 +32,12 @@ struct KeyParts {
 // SHA-256 over the parts in a versioned, unambiguous encoding. Thread-safe.
 Key compute_key(const KeyParts& parts);
 
+// Whether a caller's key may stand in a header line: 1 to kMaxApiKey printable ASCII characters without spaces.
+bool is_api_key(std::string_view text);
+
+// The realm of whoever brings this key, named by the key's hash; "" for "".
+std::string realm_of_api_key(std::string_view api_key);
+
 // "models/x" and "x" are one model; refused (GCOALESCE_BAD_REQUEST): empty, over 128 bytes, or with characters that
 // would change the upstream URL (only letters, digits, ".", "-", "_", and "/" as in "tunedModels/x").
 Result<std::string> resolve_model(std::string_view model);

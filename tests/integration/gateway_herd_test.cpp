@@ -21,17 +21,39 @@ void allow_many_descriptors() {
     if (limit.rlim_cur < 2 * kClients) throw std::runtime_error("too few descriptors on this machine");
 }
 
-// A process's own memory that is in RAM, without what it shares.
-std::uint64_t private_bytes(pid_t pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/smaps_rollup");
-    std::uint64_t kib = 0;
-    for (std::string line; std::getline(file, line);) {
-        if (line.starts_with("Private_")) kib += std::stoull(line.substr(line.find(':') + 1));
-    }
-    return kib * 1024;
-}
-
 } // namespace
+
+TEST_CASE("readers that take nothing share the one copy of what waits for them, and get all of it when they go on") {
+    constexpr std::size_t stalled = 200, events = 30, size = 100'000; // 3 MB for each of them
+    allow_many_descriptors();
+    World world({"--memory", "32MiB"});
+    Gateway gateway(world, {"--log-level", "warning"});
+    gateway.wait_until_ready();
+    const std::string body = prompt_body("large [sim events=30 size=100000 hold-after=1]");
+    std::vector<std::unique_ptr<Wire>> wires;
+    for (std::size_t i = 0; i < stalled; ++i) {
+        wires.push_back(std::make_unique<Wire>(gateway.port(), 4096));
+        wires.back()->post(kSse, body);
+        wires.back()->read_until("\r\n\r\n");
+    }
+    world.sim().release();
+    const HttpResponse whole = gateway.post(kSse, body);
+    CHECK(whole.error.empty());
+    CHECK(whole.body.size() > events * size);
+    CHECK(eventually([&] {
+        return world.run({"keys", "--json"}).json().at("keys").at(0).at("subscribers") == stalled;
+    }));
+    CHECK(private_bytes(gateway.process().pid()) < 32u << 20);
+    for (std::size_t i = 0; i < stalled; i += 40) {
+        std::string read;
+        for (std::size_t chunk = 1; chunk != 0;) {
+            chunk = std::stoul(wires[i]->read_until("\r\n"), nullptr, 16);
+            read += wires[i]->read_bytes(chunk + 2).substr(0, chunk);
+        }
+        CHECK((read == whole.body));
+    }
+    CHECK(world.calls() == 1);
+}
 
 TEST_CASE("a herd of many connections causes one call, all of it reads the same bytes, and it takes little memory") {
     allow_many_descriptors();

@@ -1,6 +1,7 @@
 // gcoalesce serve's own routes: streams for EventSource, the window, tokens, health.
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <future>
 
 #include "base/sha256.hpp"
 #include "protocol/sse.hpp"
@@ -121,6 +122,18 @@ TEST_CASE("T54: behind the last event of an ended stream there is nothing, behin
     CHECK(stage.world.calls() == 1);
 }
 
+TEST_CASE("a stream that failed before its first event is an error to whoever comes to read it") {
+    Stage stage;
+    const std::string id = stage.create("nothing [sim status=503]");
+    HttpResponse response;
+    CHECK(eventually([&] {
+        response = stage.gateway.get("/v1/streams/" + id); // while it runs, an event tells the error
+        return response.status != 200;
+    }));
+    CHECK(response.status == 503);
+    CHECK(Json::parse(response.body).at("error").at("status") == "UNAVAILABLE");
+}
+
 TEST_CASE("T55: an id that is malformed, of another stream, in the future or unknown is refused in so many words") {
     Stage stage;
     const std::string id = stage.create("ids [sim events=3]"), other = stage.create("other");
@@ -218,6 +231,52 @@ TEST_CASE("T41: silence below the limit reaches readers as heartbeats, silence b
     const HttpResponse again = stage.gateway.get("/v1/streams/" + id, {"Last-Event-ID: " + all[1].id});
     CHECK(again.status == 204);
     CHECK(field(again, "X-Coalesce-Ending") == "truncated");
+}
+
+TEST_CASE("T41: heartbeats go to those whose events have ids; on the API's own paths silence adds not one byte") {
+    Stage stage({}, {"--heartbeat", "100ms"});
+    const std::string prompt = "quiet [sim events=5 hold-after=2]", chat = "/v1beta/openai/chat/completions";
+    const std::string body = prompt_body(prompt);
+    const std::string chat_body = Json{
+        {"model", "gemini-2.5-flash"},
+        {"messages", Json::array({{{"role", "user"}, {"content", prompt}}})},
+        {"stream", true}}.dump();
+    const std::string id = stage.create(prompt);
+    Wire sse(stage.gateway.port()), array(stage.gateway.port()), chats(stage.gateway.port());
+    sse.post(kSse, body);
+    array.post(kArray, body);
+    chats.post(chat, chat_body);
+    std::vector<std::string> begun;
+    for (Wire* wire : {&sse, &array, &chats}) begun.push_back(wire->read_until("\r\n\r\n"));
+    Wire source(stage.gateway.port()), with_ids(stage.gateway.port());
+    source.send("GET /v1/streams/" + id + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    with_ids.post(kSse, body, "X-Coalesce-Key: auto\r\n");
+    for (Wire* wire : {&source, &with_ids}) {
+        wire->read_until(".2\ndata: ");
+        for (int beat = 0; beat < 4; ++beat) wire->read_until("\r\n:\n\n\r\n"); // a chunk of its own
+    }
+    stage.world.sim().release();
+    for (Wire* wire : {&source, &with_ids})
+        CHECK(wire->read_until("0\r\n\r\n").find(".5\ndata: ") != std::string::npos);
+    const auto whole = [](Wire& wire) {
+        std::string text;
+        for (;;) { // chunk by chunk
+            const std::size_t size = std::stoul(wire.read_until("\r\n"), nullptr, 16);
+            const std::string chunk = wire.read_bytes(size + 2);
+            if (size == 0) return text;
+            text += chunk.substr(0, size);
+        }
+    };
+    const std::string all = whole(sse);
+    CHECK(whole(array) == stage.gateway.post(kArray, body).body);
+    CHECK(whole(chats) == stage.gateway.post(chat, chat_body).body);
+    CHECK(all == stage.gateway.post(kSse, body).body);
+    CHECK(stage.world.calls() == 2);
+    stage.world.sim().reset();
+    auto direct = std::async(std::launch::async, [&] { return http(stage.world.sim().url() + kSse, body); });
+    CHECK(eventually([&] { return stage.world.calls() == 1; }));
+    stage.world.sim().release();
+    CHECK(all == direct.get().body);
 }
 
 TEST_CASE("a client of the Gemini path that names a key gets ids, and goes on where it stopped") {

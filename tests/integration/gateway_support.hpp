@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <fstream>
 #include <poll.h>
 #include <stdexcept>
 #include <string>
@@ -78,6 +79,16 @@ inline std::string field(const HttpResponse& response, std::string name) {
     return response.head.substr(begin, response.head.find("\r\n", begin) - begin);
 }
 
+// A process's own memory that is in RAM, without what it shares.
+inline std::uint64_t private_bytes(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/smaps_rollup");
+    std::uint64_t kib = 0;
+    for (std::string line; std::getline(file, line);) {
+        if (line.starts_with("Private_")) kib += std::stoull(line.substr(line.find(':') + 1));
+    }
+    return kib * 1024;
+}
+
 // A connection whose bytes a test sends and reads itself.
 class Wire {
   public:
@@ -114,12 +125,37 @@ class Wire {
         got_.erase(0, found.size());
         return found;
     }
+    std::string read_bytes(std::size_t size) {
+        while (got_.size() < size) {
+            if (!read_some()) throw std::runtime_error("the connection ended too early: " + got_);
+        }
+        std::string found = got_.substr(0, size);
+        got_.erase(0, size);
+        return found;
+    }
     std::string read_to_end() {
         while (read_some()) {
         }
         return std::exchange(got_, {});
     }
     void close() { fd_.reset(); }
+    void end_sending() const { ::shutdown(fd_.get(), SHUT_WR); }
+    void reset() {
+        const linger at_once{1, 0};
+        ::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+        fd_.reset();
+    }
+    // Sends the text whole. False: for a second nobody has taken more of it, and only a part may have gone.
+    bool try_send(std::string_view text) const {
+        while (!text.empty()) {
+            pollfd ready{fd_.get(), POLLOUT, 0};
+            if (::poll(&ready, 1, 1000) != 1) return false;
+            const ssize_t sent = ::send(fd_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent <= 0) return false;
+            text.remove_prefix(static_cast<std::size_t>(sent));
+        }
+        return true;
+    }
 
   private:
     bool read_some() {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Real client SDKs read through a gateway. Their packages come from npm into the build directory; without npm, or
-# without its registry, this is skipped.
+# without its registry, this is skipped. Debian 12's Node 18 runs them all, though @google/genai names 20 as its least.
 # usage: run.sh BUILD_DIRECTORY
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,7 +27,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-exec 3< <(exec "$build/cli/gcoalesce" sim)
+exec 3< <(exec "$build/cli/gcoalesce" sim --replay "$here/answers")
 pids+=($!)
 read -r _ _ sim <&3 # "listening on URL"
 "$build/broker/gcoalesced" --upstream "$sim" --memory 16MiB --ttl-idle 10min --retries 0 --log-level error &

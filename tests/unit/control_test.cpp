@@ -52,6 +52,7 @@ TEST_CASE("every message comes back as it was sent") {
     asked.sharing = GCOALESCE_SHARE_REFRESH;
     asked.realm = "mine";
     asked.explicit_key = "a name";
+    asked.api_key = "AIzaMine";
     asked.max_age_ms = -1;
     asked.no_store = true;
     asked.individual_of = 8;
@@ -62,6 +63,10 @@ TEST_CASE("every message comes back as it was sent") {
     CHECK(open.template_id == "weather");
     CHECK(open.realm == "mine");
     CHECK(open.explicit_key == "a name");
+    CHECK(open.api_key == "AIzaMine");
+    asked.api_key.clear(); // as clients of before have it: no member at all
+    CHECK(payload_of(encode(asked)).find("api_key") == std::string::npos);
+    CHECK(std::get<message::Open>(decode(payload_of(encode(asked))).value()).api_key.empty());
     CHECK(open.max_age_ms == -1);
     CHECK(open.no_store);
     CHECK(open.individual_of == 8);

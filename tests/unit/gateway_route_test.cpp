@@ -49,7 +49,21 @@ TEST_CASE("a target's query is read decoded, the first of a name") {
     CHECK(target.query("c") == "\xC3\xA9 x");
     CHECK(target.query("d") == "");
     CHECK_FALSE(target.query("e"));
-    CHECK(Target("/p?key=k").query_without_key().empty());
+    CHECK(Target("/p?k%65y=k+1").query("key") == "k 1");
+    CHECK(Target("/p?a=%4&b=%zz&c=%").query("b") == "%zz");
+}
+
+TEST_CASE("no key or token stays in a query that is passed on, however its name is written") {
+    const auto passed = [](const char* query) { return Target(std::string("/p?") + query).query_without_key(); };
+    for (const char* secret : {"key=k", "key=", "key", "k%65y=k", "%6b%65%79=k", "%6B%65%79", "KEY=k", "Key=k",
+                               "key=a&key=b", "key=a&k%65y=b&", "$key=k", "%24key=k", "access_token=t",
+                               "%24access_token=t", "oauth_token=t", "Access%5fToken=t"}) {
+        CAPTURE(secret);
+        CHECK(passed(secret).empty());
+        CHECK(passed((std::string("pageSize=9&") + secret + "&%24alt=json").c_str()) == "?pageSize=9&%24alt=json");
+    }
+    for (const char* kept : {"keys=1", "key%3D=1", "x=key=k", "x=%26key=k", "k%2565y=k", "monkey=1", "$keys=1", "=key"})
+        CHECK(passed(kept) == std::string("?") + kept);
 }
 
 TEST_CASE("Cache-Control's words are read as HTTP has them") {

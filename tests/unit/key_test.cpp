@@ -257,4 +257,17 @@ TEST_CASE("A model that would change the upstream's URL is refused") {
     }
 }
 
+TEST_CASE("A caller's own API key is what a header line can carry, and its realm is its hash") {
+    CHECK(is_api_key("AIzaSy0-_"));
+    CHECK(is_api_key(std::string(256, 'k')));
+    for (const std::string& none : {std::string(), std::string(257, 'k'), std::string("a b"), std::string("a\r\nb"),
+                                    std::string("k\xC3\xA4"), std::string("a\0b", 3)})
+        CHECK_FALSE(is_api_key(none));
+    CHECK(realm_of_api_key("").empty());
+    CHECK(realm_of_api_key("AIzaMine") == realm_of_api_key("AIzaMine"));
+    CHECK(realm_of_api_key("AIzaMine") != realm_of_api_key("AIzaOther"));
+    CHECK(realm_of_api_key("AIzaMine").size() == 36);
+    CHECK(realm_of_api_key("AIzaMine").find("AIza") == std::string::npos);
+}
+
 } // namespace

@@ -239,6 +239,34 @@ TEST_CASE("T37: a delay that upstream names holds for the model at once, for eve
     CHECK(world.ask('c')->status() == GCOALESCE_STARTED);
 }
 
+TEST_CASE("a caller's own key has its own quota: what upstream refuses to one key is asked with another") {
+    World world;
+    const auto with_key = [&](char key, std::uint64_t realm) {
+        OpenRequest request = world.request(key);
+        request.api_key = std::make_shared<const ApiKey>("AIzaMine");
+        request.realm = realm;
+        return world.ask(std::move(request));
+    };
+    const auto mine = with_key('a', 1);
+    CHECK(world.last().call.api_key->text() == "AIzaMine");
+    world.last().respond(429, error_json(429, "RESOURCE_EXHAUSTED", "36s"));
+    CHECK(with_key('b', 1)->refused() == GCOALESCE_RATE_LIMITED);
+    CHECK(with_key('c', 2)->status() == GCOALESCE_STARTED);
+    const auto brokers = world.ask('d');
+    CHECK(brokers->status() == GCOALESCE_STARTED);
+    CHECK(world.last().call.api_key == nullptr);
+    world.last().respond(429, error_json(429, "RESOURCE_EXHAUSTED", "36s"));
+    CHECK(world.ask('e')->refused() == GCOALESCE_RATE_LIMITED);
+    CHECK(with_key('f', 2)->status() == GCOALESCE_STARTED);
+    SECTION("and needs none of the broker's") {
+        world.coalescer->set_key_missing(true);
+        CHECK(with_key('g', 3)->status() == GCOALESCE_STARTED);
+        CHECK(world.ask('h')->refused() == GCOALESCE_RATE_LIMITED);
+        world.timers.advance(36 * kSecond);
+        CHECK(world.ask('h')->refused() == GCOALESCE_KEY_MISSING);
+    }
+}
+
 // ---- what a request may ask for ------------------------------------------------------------------------------------
 
 TEST_CASE("T94: bypass, refresh, no-store and max-age do what they say") {

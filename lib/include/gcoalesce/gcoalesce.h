@@ -137,6 +137,10 @@ typedef struct gcoalesce_request {
     const char* verb; /* with GCOALESCE_PASS: GET, POST, PUT, PATCH or DELETE; else NULL */
     const char* path; /* with GCOALESCE_PASS: what stands behind the host, query included, "/v1beta/models?pageSize=9";
                          at most 1 KiB; `model` is NULL, and `body` may be. Else NULL */
+    const char* api_key; /* NULL: calls are made with the broker's key. Else a call that this request causes is made
+                            with this one, and the answer is shared with those alone who bring the same: it stands for
+                            the realm, whatever the template says. At most 256 bytes of printable ASCII. The broker
+                            keeps it for the call's time, in its memory only */
 } gcoalesce_request;
 
 typedef struct gcoalesce_event {

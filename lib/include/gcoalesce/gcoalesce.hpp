@@ -45,6 +45,7 @@ struct Request { // as gcoalesce_request; empty: as a null pointer there
     gcoalesce_dialect dialect = GCOALESCE_GEMINI;
     std::string verb{};
     std::string path{};
+    std::string api_key{};
 };
 
 struct Event {
@@ -162,6 +163,7 @@ class Attachment {
         given.dialect = request.dialect;
         given.verb = text(request.verb);
         given.path = text(request.path);
+        given.api_key = text(request.api_key);
         subscription.close();
         return gcoalesce_open(handle_, &given, &subscription.handle_);
     }
