@@ -23,6 +23,7 @@ std::string Table::render(std::size_t width) const {
     const std::size_t plain = columns_.size() - (wraps ? 1 : 0);
     std::vector<std::size_t> widths;
     std::size_t used = 0;
+    bool cut = false;
     for (std::size_t i = 0; i < plain; ++i) {
         std::size_t wanted = display_width(columns_[i].title);
         for (const auto& row : rows_) wanted = std::max(wanted, display_width(row[i]));
@@ -30,6 +31,7 @@ std::string Table::render(std::size_t width) const {
         if (width != 0 && used + gap + wanted > width) {
             const std::size_t left = width - std::min(width, used + gap);
             if (i == 0 || (columns_[i].align == Align::left && left >= kLeastText)) widths.push_back(left);
+            cut = true;
             break;
         }
         used += gap + wanted;
@@ -45,7 +47,7 @@ std::string Table::render(std::size_t width) const {
             line += columns_[i].align == Align::right ? padding + text : text + padding;
         }
         line.erase(line.find_last_not_of(' ') + 1);
-        const std::size_t indent = widths.size() == plain ? used + kGap : width; // none is left beside those before it
+        const std::size_t indent = cut ? width : used + kGap; // cut: none is left beside those before it
         out += wraps && !cell(plain).empty() ? hanging(line, cell(plain), indent, width) : line + '\n';
     };
     print([&](std::size_t i) { return columns_[i].title; });

@@ -84,7 +84,7 @@ std::string hanging(std::string_view label, std::string_view text, std::size_t i
     constexpr std::size_t kLeastText = 24, kBelow = 4;
     std::string out(label);
     if (width != 0 && indent + kLeastText > width && indent + display_width(text) > width) {
-        out += '\n';
+        if (!label.empty()) out += '\n';
         indent = std::min(kBelow, width - 1);
         out.append(indent, ' ');
     } else {

@@ -85,6 +85,11 @@ runtime_dir=$GCOALESCE_RUNTIME_DIR
         -e "s|^gcoalesced --upstream [^ ]*|until [ -s sim.url ]; do :; done; gcoalesced --upstream \$(sed 's/.* //' sim.url)|" \
         -e 's/^gcoalesce ask/until gcoalesce notify status >notify 2>\&1; do sleep 0.05; done; gcoalesce ask/'
     echo "trap 'kill \$(jobs -p); wait' EXIT"
+    # The page's stream is not there: the one that was just asked for. Each command's output in a file of its own.
+    # shellcheck disable=SC2016,SC2028 # the other shell's variables, and sed's \1
+    echo 'stream=$(gcoalesce keys --json | sed -E "s/.*\"key\":\"([0-9a-f]{8}).*/\1/"); seq 2 >prompts'
+    # shellcheck disable=SC2016
+    example man/gcoalesce.1.scd | sed -E -e 's/dump 9f3c/dump $stream/' -e 's/^gcoalesce ([a-z]+).*/& >\1.out/'
     # shellcheck disable=SC2016 # the other shell's variables
     echo 'gcc -std=c11 -Wall -Wextra -Werror ../program.c -I"$HEADERS" -L"$LIBRARY" -lgcoalesce -o program'
     # shellcheck disable=SC2016
@@ -98,4 +103,36 @@ fi
 grep -q 'started' "$dir/here/err" || complain 'the question of gcoalesced(8) was not answered'
 grep -q 'TEMPLATE .*STARTED' "$dir/here/out" || complain 'the example of gcoalesced(8) shows no stats'
 grep -q '"candidates"' "$dir/here/answer" || complain 'the program of libgcoalesce(3) read no answer'
+grep -q '^KEY .*SUBSCRIBERS' "$dir/here/keys.out" || complain 'gcoalesce(1): keys lists nothing'
+grep -q ' ended  .* complete STOP' "$dir/here/log.out" || complain 'gcoalesce(1): log tells of no ending'
+grep -q 'Why is the sky blue?' "$dir/here/dump.out" || complain 'gcoalesce(1): dump shows no answer'
+grep -q '^now        would start a call' "$dir/here/key.out" || complain 'gcoalesce(1): key tells nothing'
+[ "$(grep -c '"text":"' "$dir/here/ask.out")" = 2 ] || complain 'gcoalesce(1): two prompts have not two answers'
+grep -q '^open for' "$dir/here/notify.out" || complain 'gcoalesce(1): the window is not open'
+grep -q '^gcoalesce_template_requests_total{.*"started"} 3$' "$dir/here/stats.out" || complain 'gcoalesce(1): stats counts otherwise'
+
+# ---- gcoalesce-template(5): its file and its commands, before an upstream that answers as its schema demands ----
+
+# block N PAGE: the Nth code block of the page.
+block() {
+    awk -v n="$1" '/^```$/ { inside = !inside; count += inside; next } inside && count == n' "$2"
+}
+mkdir "$dir/match"
+block 1 man/gcoalesce-template.5.scd | sed "s/www-data/$(id -gn)/" >"$dir/match/match-report.json"
+printf 'data: {"candidates":[{"content":{"parts":[{"text":"{\\"headline\\":\\"1:0\\",\\"text\\":\\"Goal.\\"}"}]},"finishReason":"STOP"}]}\r\n\r\n' \
+    >"$dir/report.sse"
+{
+    echo 'set -eu'
+    echo 'gcoalesce sim --replay ../report.sse >sim.url &'
+    echo 'until [ -s sim.url ]; do :; done'
+    # shellcheck disable=SC2016
+    echo 'gcoalesced --upstream $(sed "s/.* //" sim.url) --memory 16MiB --templates . & until gcoalesce notify on >notify 2>&1; do sleep 0.05; done'
+    echo "trap 'kill \$(jobs -p); wait' EXIT"
+    block 2 man/gcoalesce-template.5.scd
+} >"$dir/match.sh"
+if ! (cd "$dir/match" && timeout 60 bash ../match.sh >../match.out 2>../match.err); then
+    complain "the example of gcoalesce-template(5) does not run: $(cat "$dir/match.err")"
+fi
+grep -q '^match-report .* language? match words?$' "$dir/match.out" || complain 'gcoalesce-template(5): the file is not taken'
+grep -q '"headline":"1:0"' "$dir/match.out" || complain 'gcoalesce-template(5): no report came'
 exit $broken
