@@ -13,8 +13,10 @@
 namespace {
 
 using gcoalesce::compute_key;
+using gcoalesce::is_api_key;
 using gcoalesce::KeyParts;
 using gcoalesce::Method;
+using gcoalesce::realm_of_api_key;
 using gcoalesce::resolve_model;
 
 KeyParts sample() {
