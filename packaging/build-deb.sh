@@ -29,11 +29,8 @@ mv "$tree/packaging/debian" "$tree/debian"
 tar -c -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
     --exclude="gcoalesce-$upstream/debian" "gcoalesce-$upstream" |
     gzip -9n >"$work/gcoalesce_$upstream.orig.tar.gz"
-# debhelper has a home of its own, and the directory differs each time: the compiler's cache is told of both.
-if command -v ccache >/dev/null; then
-    CCACHE_DIR=$(ccache --get-config cache_dir)
-    export CCACHE_DIR CCACHE_BASEDIR="$work"
-fi
+# The same packages on every machine: a cache that knows the files by relative names writes those into what it keeps.
+export CCACHE_DISABLE=1
 (cd "$tree" && dpkg-buildpackage -us -uc)
 rm -f "$out"/*gcoalesce*_* # of an earlier version
 find "$work" -maxdepth 1 -type f -exec mv -t "$out" {} +
