@@ -19,7 +19,8 @@ using Json = nlohmann::ordered_json;
 
 // The members of `json`, all of them known. where: its JSON pointer.
 Result<void> check_members(const Json& json, const std::string& where, std::initializer_list<const char*> names) {
-    if (!json.is_object()) return fail(GCOALESCE_BAD_REQUEST, "{}: expected an object", where);
+    if (!json.is_object())
+        return fail(GCOALESCE_BAD_REQUEST, "{}expected an object", where.empty() ? "" : where + ": ");
     const std::vector<std::string> known(names.begin(), names.end());
     for (const auto& [name, value] : json.items()) {
         if (std::ranges::find(known, name) == known.end())

@@ -13,6 +13,7 @@
 #include "cli/gateway/server.hpp"
 #include "cli/option_values.hpp"
 #include "cli/report.hpp"
+#include "cli/view/terminal.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -59,8 +60,8 @@ void run_serve(Arguments& arguments, Context& context) {
     if (!instance) return report(context, instance.error(), false);
     options.instance = std::move(*instance);
     const Result<void> served = gateway::serve(options, [](const std::string& url) {
-        fmt::print("listening on {}\n", url);
-        std::fflush(stdout);
+        write_out(fmt::format("listening on {}
+", url));
         ::sd_notify(0, "READY=1"); // to systemd, where that started it
     });
     if (!served) report(context, served.error(), false);
@@ -94,7 +95,7 @@ void add_serve(CLI::App& app, Context& context) {
     command
         ->add_option("--max-connections", options.max_connections,
                      "how many at once (default 16384, or what the system lets it have)")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(1u, 1'000'000u))
         ->type_name("N");
     command->add_option("--request-timeout", arguments->request, "for a request to come in whole (default 30s)")
         ->type_name("DURATION");

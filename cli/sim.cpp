@@ -8,6 +8,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/sim/server.hpp"
+#include "cli/view/terminal.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -40,10 +41,8 @@ std::string read_key(const std::string& path) {
 
 void run_sim(Arguments& arguments, Context& context) {
     if (!arguments.accept_key_file.empty()) arguments.server.accept_key = read_key(arguments.accept_key_file);
-    const auto served = sim::serve(arguments.server, [](const std::string& url) {
-        fmt::print("listening on {}\n", url);
-        std::fflush(stdout);
-    });
+    const auto served =
+        sim::serve(arguments.server, [](const std::string& url) { write_out(fmt::format("listening on {}\n", url)); });
     if (served) return;
     if (served.error().code == GCOALESCE_BAD_REQUEST) throw CLI::ValidationError("--bind", served.error().message);
     fmt::print(stderr, "gcoalesce sim: {}\n", served.error().message);

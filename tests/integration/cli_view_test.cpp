@@ -53,3 +53,50 @@ TEST_CASE("tables align what is wide, narrow and combining by the columns of a t
                               "ab    1234  two\\…\n");
     CHECK(table.render(3) == "NA…\n你…\nab\n");
 }
+
+TEST_CASE("a text goes on in lines below where it does not fit") {
+    std::setlocale(LC_CTYPE, "C.UTF-8");
+    using Lines = std::vector<std::string>;
+    CHECK(wrapped("", 10) == Lines{""});
+    CHECK(wrapped("one two three", 20) == Lines{"one two three"});
+    CHECK(wrapped("one two three", 7) == Lines{"one two", "three"});
+    CHECK(wrapped("one two three", 8) == Lines{"one two", "three"});
+    CHECK(wrapped("one  two", 4) == Lines{"one", "two"});
+    CHECK(wrapped("abcdefghij k", 4) == Lines{"abcd", "efgh", "ij k"});
+    CHECK(wrapped("你好你好", 5) == Lines{"你好", "你好"});
+    CHECK(wrapped("你好", 1) == Lines{"你", "好"});
+    CHECK(wrapped("  ab cd", 5) == Lines{"  ab", "cd"});
+    CHECK(hanging("label", "one two", 8, 0) == "label   one two\n");
+    CHECK(hanging("label", "a text that is far too long for it", 8, 34) ==
+          "label   a text that is far too\n        long for it\n");
+    CHECK(hanging("label", "a text that is far too long for it", 8, 20) ==
+          "label\n    a text that is\n    far too long for\n    it\n");
+    CHECK(hanging("label", "short", 8, 20) == "label   short\n");
+    CHECK(hanging("", "a text that is far too long", 20, 24) == "    a text that is far\n    too long\n");
+
+    Table table({{"NAME"}, {"N", Align::right}, {"NOTE", Align::wrapped}});
+    table.add({"first", "7", "what there is to say of the first one"});
+    table.add({"second", "12", ""});
+    CHECK(table.render(0) == "NAME     N  NOTE\n"
+                             "first    7  what there is to say of the first one\n"
+                             "second  12\n");
+    CHECK(table.render(36) == "NAME     N  NOTE\n"
+                              "first    7  what there is to say of\n"
+                              "            the first one\n"
+                              "second  12\n");
+    Table text({{"QUESTION"}, {"FOUND", Align::wrapped}});
+    text.add({"a long question", "yes"});
+    CHECK(text.render(12) == "QUESTION\n    FOUND\na long ques…\n    yes\n");
+    CHECK(table.render(20) == "NAME     N  NOTE\n"
+                              "first    7\n"
+                              "    what there is to\n"
+                              "    say of the first\n"
+                              "    one\n"
+                              "second  12\n");
+}
+
+TEST_CASE("JSON for a terminal says the same without DEL and C1") {
+    CHECK(escape_json("{\"a\":\"x\x7f\xc2\x80\xc2\x9fy\xc2\xa0\xc3\xa9\"}") ==
+          "{\"a\":\"x\\u007f\\u0080\\u009fy\xc2\xa0\xc3\xa9\"}");
+    CHECK(escape_json("\xc2") == "\xc2"); // cut
+}

@@ -117,3 +117,22 @@ TEST_CASE("the OpenAI form tells errors as errors, before the first byte and in 
     CHECK(gateway.post(kChat, "{}").status == 400);
     CHECK(gateway.post(kChat, "no JSON").status == 400);
 }
+
+TEST_CASE("T100: a call that is passed on counts as a request and a call, and counts no tokens") {
+    World world;
+    const Gateway gateway(world);
+    gateway.wait_until_ready();
+    const HttpResponse told = gateway.post(kModelPath + ":countTokens", prompt_body("how long is this"));
+    REQUIRE(told.status == 200);
+    CHECK(Json::parse(told.body).at("totalTokens") > 0);
+    const auto total = world.run({"stats", "--json"}).json().at("total");
+    CHECK(total.at("calls_paid") == 1);
+    CHECK(total.at("calls_avoided") == 0);
+    CHECK(total.at("requests").at("bypass") == 1);
+    const Json none{{"prompt", 0}, {"cached", 0}, {"thoughts", 0}, {"answer", 0}};
+    CHECK(total.at("tokens_paid") == none);
+    CHECK(total.at("tokens_avoided") == none);
+    // One that is shared counts what upstream reports.
+    REQUIRE(gateway.post(kSse, prompt_body("a question")).status == 200);
+    CHECK(world.run({"stats", "--json"}).json().at("total").at("tokens_paid").at("prompt") > 0);
+}

@@ -158,7 +158,8 @@ typedef struct gcoalesce_ending {
     int64_t retry_ms;        /* when asking again may help; 0: not known */
     uint64_t events;         /* how much came, of all readers' view */
     uint64_t event_bytes;
-    int64_t prompt_tokens, cached_tokens, thought_tokens, answer_tokens, total_tokens; /* 0 when upstream did not say */
+    /* 0 when upstream did not say. The prompt's: with those that were cached, and those of tool use. */
+    int64_t prompt_tokens, cached_tokens, thought_tokens, answer_tokens, total_tokens;
     char finish_reason[40]; /* upstream's word, e.g. "STOP" or, for a blocked prompt, the block reason; "" when none */
     char message[256];      /* what happened, for people; "" when complete */
 } gcoalesce_ending;
