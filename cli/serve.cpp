@@ -60,8 +60,7 @@ void run_serve(Arguments& arguments, Context& context) {
     if (!instance) return report(context, instance.error(), false);
     options.instance = std::move(*instance);
     const Result<void> served = gateway::serve(options, [](const std::string& url) {
-        write_out(fmt::format("listening on {}
-", url));
+        write_out(fmt::format("listening on {}\n", url));
         ::sd_notify(0, "READY=1"); // to systemd, where that started it
     });
     if (!served) report(context, served.error(), false);
