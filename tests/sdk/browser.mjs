@@ -1,6 +1,6 @@
-// A page with two EventSources on one stream, in Chromium: node browser.mjs CHROMIUM GATEWAY RESTART
+// A page with two EventSources on one stream, in Chromium: node browser.mjs CHROMIUM GATEWAY RESTART PORT
 // RESTART: a command that ends the gateway and starts it again at the same place, run once both have read some.
-// The page is served here, so that it is of another origin than the gateway, as pages are.
+// The page is served here, at PORT, so that it is of another origin than the gateway, as pages are.
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A page in Chromium reads through a gateway that is killed and comes back. Skipped without chromium or node.
+# A page in Chromium reads through a gateway that is killed and comes back. Skipped without node or a working chromium.
 # usage: browser.sh BUILD_DIRECTORY
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,6 +10,11 @@ for program in chromium node; do
         exit 77
     fi
 done
+if ! timeout 60 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --dump-dom about:blank \
+    </dev/null >/dev/null 2>&1; then
+    echo "SKIPPED: chromium does not start here"
+    exit 77
+fi
 
 dir=$(mktemp -d)
 export GCOALESCE_RUNTIME_DIR=$dir/run GCOALESCE_INSTANCE=browser-$$
