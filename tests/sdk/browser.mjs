@@ -1,5 +1,6 @@
-// A page with two EventSources on one stream, in Chromium: node browser.mjs CHROMIUM GATEWAY RESTART PORT
-// RESTART: a command that ends the gateway and starts it again at the same place, run once both have read some.
+// A page with two EventSources on one stream, in Chromium: node browser.mjs CHROMIUM GATEWAY RESTART PORT SIM
+// RESTART: a command that ends the gateway and starts it again at the same place, run once both have read some. SIM
+// holds the rest of the answer back until both have come again.
 // The page is served here, at PORT, so that it is of another origin than the gateway, as pages are.
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
@@ -8,11 +9,11 @@ import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-const [chromium, gateway, restart, pagePort] = process.argv.slice(2);
+const [chromium, gateway, restart, pagePort, sim] = process.argv.slice(2);
 
 const created = await fetch(`${gateway}/v1/streams?model=gemini-2.5-flash`, {
   method: 'POST',
-  body: JSON.stringify({ contents: [{ role: 'user', parts: [{ text: 'two tabs [sim events=30 gap=200ms]' }] }] }),
+  body: JSON.stringify({ contents: [{ role: 'user', parts: [{ text: 'two tabs [sim events=30 hold-after=10]' }] }] }),
 });
 assert.equal(created.status, 201);
 const { url } = await created.json();
@@ -23,7 +24,9 @@ for (const tab of [1, 2]) {
   const source = new EventSource(${JSON.stringify(gateway + url)});
   const ids = [], texts = [];
   let opened = 0;
-  source.onopen = () => ++opened;
+  source.onopen = () => {
+    if (++opened === 2) told({ tab, again: true });
+  };
   source.onmessage = (event) => {
     ids.push(event.lastEventId.split('.')[1]);
     texts.push(JSON.parse(event.data).candidates[0].content.parts[0].text);
@@ -36,12 +39,14 @@ for (const tab of [1, 2]) {
 }
 </script>`;
 
-const begun = new Set();
+const begun = new Set(), again = new Set();
 const results = new Map();
 let done;
 const finished = new Promise((resolve, reject) => {
   done = resolve;
-  setTimeout(() => reject(new Error(`the page tells nothing more: ${[...begun]}, ${[...results.keys()]}`)), 90_000).unref();
+  const silent = () => reject(new Error(
+    `the page tells nothing more: begun ${[...begun]}, again ${[...again]}, ended ${[...results.keys()]}`));
+  setTimeout(silent, 90_000).unref();
 });
 const server = createServer((request, response) => {
   if (request.method !== 'POST') return response.setHeader('Content-Type', 'text/html').end(page);
@@ -51,6 +56,7 @@ const server = createServer((request, response) => {
     response.end();
     const what = JSON.parse(body);
     if (what.begun && begun.add(what.tab).size === 2) execFile('/bin/sh', ['-c', restart]);
+    if (what.again && again.add(what.tab).size === 2) fetch(`${sim}/sim/release`, { method: 'POST' });
     if (what.end && results.set(what.tab, what).size === 2) done();
   });
 });

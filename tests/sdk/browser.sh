@@ -56,7 +56,7 @@ until node -e "fetch('http://127.0.0.1:$port/readyz').then((r) => process.exit(r
     kill -0 "${pids[1]}"
     sleep 0.05
 done
-node "$here/browser.mjs" chromium "http://127.0.0.1:$port" "$dir/gateway" "$page" || {
+node "$here/browser.mjs" chromium "http://127.0.0.1:$port" "$dir/gateway" "$page" "$sim" || {
     cat "$dir/log"
     exit 1
 }
