@@ -55,6 +55,7 @@ struct StreamFacts {
     Nanos first_event_ns = 0, fresh_until = 0; // monotonic; 0: none
 
     const char* state() const; // "in_flight", or the ending's word
+    bool from_disk() const { return !in_flight && ending.ended_ns < opening.opened_ns; } // older than its slot
     Nanos fresh_for(Nanos now) const { return fresh_until > now ? fresh_until - now : 0; }
 };
 

@@ -40,6 +40,16 @@ void take_duration(const char* option, const std::string& text, Nanos& to) {
     if (to == 0) throw CLI::ValidationError(option, "expected more than no time at all");
 }
 
+// As browsers send it (RFC 6454, section 6.1): anything else would let nobody in, and nobody would know why.
+void check_origin(const std::string& origin) {
+    const std::size_t scheme = origin.find("://");
+    const bool good = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                      origin.find_first_of("/ ?#", scheme + 3) == std::string::npos;
+    if (origin != "*" && !good)
+        throw CLI::ValidationError(
+            "--cors-origin", fmt::format("expected * or an origin such as https://app.example, found \"{}\"", origin));
+}
+
 void run_serve(Arguments& arguments, Context& context) {
     gateway::Options& options = arguments.options;
     if (!arguments.max_body.empty()) {
@@ -47,6 +57,7 @@ void run_serve(Arguments& arguments, Context& context) {
         if (!size) throw CLI::ValidationError("--max-body", size.error().message);
         options.max_body = *size;
     }
+    for (const std::string& origin : options.cors_origins) check_origin(origin);
     take_duration("--idle-timeout", arguments.idle, options.idle);
     take_duration("--request-timeout", arguments.request, options.request);
     take_duration("--stall-timeout", arguments.stall, options.stall);

@@ -162,8 +162,11 @@ class Sheet {
 void tell_ending(Sheet& sheet, const StreamFacts& stream) {
     const SlotEnding& ending = stream.ending;
     const std::string_view reason = ending.finish_reason.view();
-    sheet.add("ended", fmt::format("{}, {} after it was opened", format_wall_ms(ending.ended_wall_ns),
-                                   format_duration(ending.ended_ns - stream.opening.opened_ns)));
+    const Nanos opened = stream.opening.opened_ns;
+    sheet.add("ended",
+              fmt::format("{}, {} {}", format_wall_ms(ending.ended_wall_ns),
+                          format_duration(stream.from_disk() ? opened - ending.ended_ns : ending.ended_ns - opened),
+                          stream.from_disk() ? "before it was read from disk" : "after it was opened"));
     std::string how = stream.state();
     if (!reason.empty()) how += fmt::format(", finish reason {}", reason);
     if (ending.code != GCOALESCE_OK) how += fmt::format(", {}", code_name(static_cast<Code>(ending.code)));
@@ -219,7 +222,9 @@ std::string to_text(const Shown& shown, const SegmentView& segment, const Argume
                                     format_duration(now - opening.opened_ns)));
     sheet.add("first event",
               stream.first_event_ns == 0
-                  ? "none yet"
+                  ? (stream.events > 0  ? "with all others, from disk"
+                     : stream.in_flight ? "none yet"
+                                        : "none")
                   : fmt::format("{} after it was opened", format_duration(stream.first_event_ns - opening.opened_ns)));
     if (stream.in_flight)
         sheet.add("ended", "no, it is in flight");

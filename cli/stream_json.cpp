@@ -30,7 +30,8 @@ nlohmann::ordered_json stream_json(const StreamFacts& stream, const SegmentView&
     };
     if (stream.first_event_ns != 0) json["first_event_ms"] = to_ms(stream.first_event_ns - stream.opening.opened_ns);
     if (stream.in_flight) return json;
-    json["duration_ms"] = to_ms(stream.ending.ended_ns - stream.opening.opened_ns);
+    json["duration_ms"] = nullptr;
+    if (!stream.from_disk()) json["duration_ms"] = to_ms(stream.ending.ended_ns - stream.opening.opened_ns);
     json["reusable"] = stream.ending.reusable != 0;
     json["finish_reason"] = stream.ending.finish_reason.view();
     json["code"] = code_name(static_cast<Code>(stream.ending.code));

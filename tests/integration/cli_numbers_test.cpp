@@ -281,6 +281,28 @@ TEST_CASE("T100: the ledger goes on in the next broker, whether the last one sto
     CHECK(usage().at("tokens_paid").at("answer") > before.at("tokens_paid").at("answer"));
 }
 
+TEST_CASE("show says of an answer from disk that it is older than its stream here, and how long it took it does not") {
+    const TemplateDirectory state;
+    const Sim sim;
+    const ScratchInstance instance;
+    const std::vector<std::string> options{"--state-dir", state.path(), "--ttl-idle", "10min"};
+    {
+        Broker broker(*instance, sim.url(), options);
+        CHECK(run(command(*instance, {"ask", "keep me"})).code == 0);
+        CHECK(broker.stop() == 0);
+    }
+    const Broker broker(*instance, sim.url(), options);
+    const Ran asked = run(command(*instance, {"ask", "--status", "keep me"}));
+    CHECK(asked.says("snapshot"));
+    const auto keys = run(command(*instance, {"keys", "--json"})).json().at("keys");
+    REQUIRE(keys.size() == 1);
+    CHECK(keys[0].at("duration_ms").is_null());
+    const Ran shown = run(command(*instance, {"show", keys[0].at("key").get<std::string>()}));
+    CHECK(shown.code == 0);
+    CHECK(shown.out.find("before it was read from disk") != std::string::npos);
+    CHECK(shown.out.find("none yet") == std::string::npos);
+}
+
 TEST_CASE("T101: leader, follower, hit, resumer and bypass are each told how they were served, and counted so") {
     World world({}, {"--hold-after", "1", "--events", "4"});
     const auto status = [&](const Process& process) { return process.err().substr(0, process.err().find(',')); };
