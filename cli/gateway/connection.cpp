@@ -33,7 +33,7 @@ using boost::system::error_code;
 constexpr std::size_t kReadSize = 64u << 10;
 constexpr std::size_t kMostAhead = 64u << 10; // bytes of further requests that are read while one is answered
 constexpr Nanos kLinger = 2 * kSecond;
-constexpr Nanos kOpeningIsLong = kSecond; // then a look at the broker's health tells whether to go on waiting
+constexpr Nanos kWithoutBroker = 900 * kMillisecond; // another one may come: clients are told within a second
 constexpr Nanos kLongestDelay = 60 * kSecond;
 
 constexpr const char* kExposed = "X-Coalesce-Status, X-Coalesce-Key, X-Coalesce-Stream, X-Coalesce-Ending, Age, "
@@ -162,6 +162,13 @@ bool Connection::parse_some() {
     const bool needs_more = error == http::error::need_more;
     if (error && !needs_more) return refuse(not_http(error, world_.options)), false;
     if (!admitted_ && parser_->is_header_done() && !admit()) return false;
+    // A body's bytes are taken as they come. What is left is the head of a chunk or a trailer, which nobody else
+    // limits.
+    if (admitted_ && needs_more && in_.size() > world_.options.max_head)
+        return refuse(with_status(431, GCOALESCE_TOO_LARGE,
+                                  fmt::format("a chunk's head or the trailer has more than {}, the most allowed",
+                                              format_size(world_.options.max_head)))),
+               false;
     hold_bodies(parser_->get().body().capacity());
     if (world_.bodies > world_.options.max_bodies)
         return refuse(with_status(503, GCOALESCE_BUSY, "too many large requests are being received: ask again", 1000)),
@@ -218,6 +225,12 @@ bool Connection::admit() {
         caller_.realm = realm_of_api_key(key);
         if (world_.options.pass_key) caller_.api_key = key;
     }
+    // Whoever stands before us may see another end of such a request than we would (RFC 9112, section 6.1).
+    const std::string transfer = field("Transfer-Encoding");
+    const bool chunked = http_1_1_ && request.count(http::field::transfer_encoding) == 1 &&
+                         boost::beast::iequals(view(std::string_view(transfer)), "chunked");
+    if (request.count(http::field::transfer_encoding) > 0 && !chunked)
+        return refuse(with_status(501, GCOALESCE_BAD_REQUEST, "expected no transfer encoding but chunked")), false;
     const std::string encoding = field("Content-Encoding");
     if (!encoding.empty() && !boost::beast::iequals(view(std::string_view(encoding)), "identity"))
         return refuse(with_status(415, GCOALESCE_BAD_REQUEST, "expected a body without a content encoding")), false;
@@ -340,7 +353,7 @@ void Connection::ask(const Target& target, const Route& route) {
             if (!parse_event_id(last))
                 return respond(response_of(
                     bad_request("expected a Last-Event-ID such as 9f3c2a71d04b55e8.17, as the events had it")));
-            request = client::Request{};
+            request = callers_own();
             request.resume = last;
             wish.resumed = true;
         }
@@ -730,9 +743,9 @@ void Connection::look_at_clock(Nanos present) {
     }
     if (!answer_) return;
     Piece piece;
-    if (passed > kOpeningIsLong && answer_->opening()) {
+    if (answer_->opening()) {
         const Result<void> well = world_.health(false);
-        if (well) return;
+        if (well || present - std::max(since_, world_.unwell_since) <= kWithoutBroker) return;
         const Step step = answer_->give_up({well.error().code, well.error().message, 1000}, piece);
         deliver(piece, step);
     } else if (present - progress_ >= world_.options.heartbeat) {

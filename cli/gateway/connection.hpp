@@ -39,6 +39,7 @@ class World {
     // The connection has an answer: it is pumped after each dispatch until it says that it has none.
     virtual void add_reader(const std::shared_ptr<Connection>& connection) = 0;
     virtual void remove(const std::shared_ptr<Connection>& connection) = 0;
+    Nanos unwell_since = 0; // the broker, as health() found; 0: it is well, or nobody has asked
     // What the segment tells of the broker: its loop turns, and (takes_requests) it takes requests from us.
     virtual Result<void> health(bool takes_requests) = 0;
     // Its numbers, in Prometheus's text format. The error where it has no segment.

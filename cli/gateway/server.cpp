@@ -178,7 +178,13 @@ class Server final : public World {
     }
 
     Result<void> health(bool takes_requests) override {
-        if (!seen_) seen_ = look_at_broker();
+        if (!seen_) {
+            seen_ = look_at_broker();
+            if (*seen_)
+                unwell_since = 0;
+            else if (unwell_since == 0)
+                unwell_since = system_clock().monotonic();
+        }
         if (!*seen_) return tl::unexpected(seen_->error());
         if (!takes_requests) return {};
         if (**seen_ == BrokerState::starting) return fail(GCOALESCE_STARTING, "the broker is starting");
@@ -262,7 +268,7 @@ class Server final : public World {
         ticker_.async_wait([this](error_code cancelled) {
             if (cancelled) return;
             const Nanos now = system_clock().monotonic();
-            seen_.reset();
+            if (!std::exchange(seen_, std::nullopt)) unwell_since = 0;
             // A limit that has passed takes one out of the set.
             const std::vector<std::shared_ptr<Connection>> all(connections_.begin(), connections_.end());
             for (const auto& connection : all) connection->tick(now);

@@ -98,6 +98,12 @@ TEST_CASE("an answer that one key paid for is shared with requests of that key a
         CHECK(gateway.get(url, with(kMine)).status == 200);
         CHECK(gateway.get(url).status == 404);
         CHECK(gateway.get(url, with(kOther)).status == 404);
+        const std::string behind = "Last-Event-ID: " + url.substr(url.rfind('/') + 1) + ".1";
+        const auto goes_on = [&](const std::string& key) {
+            return gateway.post(kSse, prompt_body("mine"), {"X-Coalesce-Key: auto", behind, with(key)[0]});
+        };
+        CHECK(field(goes_on(kMine), "X-Coalesce-Status") == "resumed");
+        CHECK(goes_on(kOther).status == 404);
         CHECK(world.calls() == 4);
     }
 }

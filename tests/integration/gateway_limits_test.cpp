@@ -62,6 +62,36 @@ TEST_CASE("a body that is too large is refused by its announcement, or where the
     CHECK(world.calls() == 0);
 }
 
+TEST_CASE("neither the head of a chunk nor a trailer is taken without end") {
+    World world;
+    const Gateway gateway(world);
+    for (const std::string& begin : {std::string("5;"), std::string("0\r\nX: ")}) {
+        CAPTURE(begin);
+        Wire wire(gateway.port());
+        wire.send("POST " + kSse + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + begin);
+        const auto pour = [&] {
+            for (;;) wire.send(std::string(0x1000, 'x'));
+        };
+        CHECK_THROWS(pour());
+    }
+    CHECK(world.calls() == 0);
+}
+
+TEST_CASE("a transfer encoding that is not chunked is refused, and what stands behind it is no request") {
+    World world;
+    const Gateway gateway(world);
+    for (const char* encoding : {"gzip", "xchunked", "chunked, identity", "gzip, chunked", "\"chunked\""}) {
+        CAPTURE(encoding);
+        Wire wire(gateway.port());
+        wire.send("POST " + kSse + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " + encoding +
+                  "\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+        const std::string all = wire.read_to_end();
+        CHECK((all.starts_with("HTTP/1.1 501 ") || all.starts_with("HTTP/1.1 400 ")));
+        CHECK(all.find("HTTP/1.1 ", 1) == std::string::npos); // no second response
+    }
+    CHECK(world.calls() == 0);
+}
+
 TEST_CASE("streams that are asked for one behind the other come in order, and HEAD has a body's head alone") {
     World world;
     const Gateway gateway(world);

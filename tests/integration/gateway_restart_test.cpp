@@ -134,3 +134,27 @@ TEST_CASE("gateways that are killed under load come back, and all their readers 
     CHECK(broken > 0);
     CHECK(world.calls() == kStreams);
 }
+
+TEST_CASE("a request that has waited long for its first event is asked anew where its broker dies and another comes") {
+    const ScratchInstance instance;
+    const Sim sim;
+    const Gateway gateway(command(*instance, {"serve"}));
+    auto broker = std::make_unique<Broker>(*instance, sim.url());
+    gateway.wait_until_ready();
+    std::string head;
+    // Where the machine is so slow that no broker comes within a second the client is rightly told so.
+    for (int round = 0; round < 20 && !head.starts_with("HTTP/1.1 200 "); ++round) {
+        const std::string prompt = "patient " + std::to_string(round);
+        Wire wire(gateway.port());
+        wire.post(kSse, prompt_body(prompt + " [sim events=2 latency=4s]"));
+        REQUIRE(eventually([&] {
+            const auto keys = run(command(*instance, {"keys", "--json", "--state", "in_flight"})).json().at("keys");
+            return !keys.empty() && keys[0].at("age_ms") > 1500;
+        }));
+        broker->process().signal(SIGKILL);
+        broker->process().wait();
+        broker = std::make_unique<Broker>(*instance, sim.url());
+        head = wire.read_until("\r\n\r\n");
+    }
+    CHECK(head.starts_with("HTTP/1.1 200 "));
+}
