@@ -345,14 +345,12 @@ void Connection::ask(const Target& target, const Route& route) {
     if (const std::string key = field("X-Coalesce-Key"); !key.empty()) {
         const std::optional<Key> whole = parse_key(key);
         if (wish.form == Form::sse) wish.form = Form::sse_ids;
-        if (whole)
-            wish.key = to_hex(*whole);
-        else if (key != "auto")
-            request.explicit_key = key;
+        if (!whole && key != "auto") request.explicit_key = key;
         if (const std::string last = field("Last-Event-ID"); !last.empty()) {
             if (!parse_event_id(last))
                 return respond(response_of(
                     bad_request("expected a Last-Event-ID such as 9f3c2a71d04b55e8.17, as the events had it")));
+            if (whole) wish.key = to_hex(*whole);
             request = callers_own();
             request.resume = last;
             wish.resumed = true;
