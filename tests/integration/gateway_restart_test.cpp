@@ -4,6 +4,7 @@
 #include <csignal>
 #include <future>
 #include <memory>
+#include <thread>
 
 #include "protocol/sse.hpp"
 #include "tests/integration/gateway_support.hpp"
@@ -153,6 +154,9 @@ TEST_CASE("a request that has waited long for its first event is asked anew wher
         }));
         broker->process().signal(SIGKILL);
         broker->process().wait();
+        REQUIRE(eventually([&] { return gateway.get("/healthz").status == 503; }));
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(250)); // it looks every 100 ms, and has for the waiter, too
         broker = std::make_unique<Broker>(*instance, sim.url());
         head = wire.read_until("\r\n\r\n");
     }
