@@ -33,7 +33,7 @@ using boost::system::error_code;
 constexpr std::size_t kReadSize = 64u << 10;
 constexpr std::size_t kMostAhead = 64u << 10; // bytes of further requests that are read while one is answered
 constexpr Nanos kLinger = 2 * kSecond;
-constexpr Nanos kWithoutBroker = 900 * kMillisecond; // another one may come: clients are told within a second
+constexpr Nanos kWithoutBroker = 800 * kMillisecond; // another one may come; with two ticks it is the promised second
 constexpr Nanos kLongestDelay = 60 * kSecond;
 
 constexpr const char* kExposed = "X-Coalesce-Status, X-Coalesce-Key, X-Coalesce-Stream, X-Coalesce-Ending, Age, "

@@ -2,35 +2,11 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <memory>
-#include <sys/inotify.h>
 
 #include "tests/integration/gateway_support.hpp"
 
 using namespace gcoalesce;
 using namespace gcoalesce::test;
-
-namespace {
-
-// Counts how often a file is opened, from now on.
-class Opens {
-  public:
-    explicit Opens(const std::string& path) : fd_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) {
-        if (::inotify_add_watch(fd_.get(), path.c_str(), IN_OPEN) < 0) throw std::runtime_error("cannot watch " + path);
-    }
-    std::int64_t count() {
-        // Equal events that nobody has read yet become one: whoever wants the number asks often.
-        alignas(inotify_event) std::array<char, 16384> bytes;
-        for (ssize_t got; (got = ::read(fd_.get(), bytes.data(), bytes.size())) > 0;)
-            seen_ += got / static_cast<ssize_t>(sizeof(inotify_event));
-        return seen_;
-    }
-
-  private:
-    UniqueFd fd_;
-    std::int64_t seen_ = 0;
-};
-
-} // namespace
 
 TEST_CASE(
     "many who wait for a broker that says nothing cost one look at it in each tick, and are told when it is over") {

@@ -12,15 +12,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-const std::string kChat = "/v1beta/openai/chat/completions";
-const std::string kCreate = "/v1/streams?model=gemini-2.5-flash";
 const std::string kMine = "AIzaMine0123456789abcdefghijklmnopqrstu";
 const std::string kOther = "AIzaOther123456789abcdefghijklmnopqrstu";
-
-std::string chat_body(const std::string& prompt) {
-    return Json{{"model", "gemini-2.5-flash"}, {"messages", Json::array({{{"role", "user"}, {"content", prompt}}})}}
-        .dump();
-}
 
 std::vector<std::string> with(const std::string& key) {
     return {"x-goog-api-key: " + key};

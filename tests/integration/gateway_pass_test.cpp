@@ -8,19 +8,6 @@ using namespace gcoalesce;
 using namespace gcoalesce::test;
 using Json = nlohmann::json;
 
-namespace {
-
-const std::string kChat = "/v1beta/openai/chat/completions";
-
-std::string chat_body(const std::string& prompt, bool stream) {
-    return Json{{"model", "gemini-2.5-flash"},
-                {"messages", Json::array({{{"role", "user"}, {"content", prompt}}})},
-                {"stream", stream}}
-        .dump();
-}
-
-} // namespace
-
 TEST_CASE("what is no answer of a model is passed on, with upstream's own bytes, and shared with nobody") {
     World world;
     const Gateway gateway(world);

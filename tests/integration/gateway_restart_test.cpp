@@ -4,7 +4,6 @@
 #include <csignal>
 #include <future>
 #include <memory>
-#include <thread>
 
 #include "protocol/sse.hpp"
 #include "tests/integration/gateway_support.hpp"
@@ -17,8 +16,6 @@ namespace {
 
 constexpr int kStreams = 3, kEvents = 60, kSources = 20, kReaders = 8; // of each stream
 constexpr int kKills = 4;
-
-const std::string kCreate = "/v1/streams?model=gemini-2.5-flash";
 
 struct Source { // what an EventSource has read
     std::vector<std::string> ids, data;
@@ -154,9 +151,8 @@ TEST_CASE("a request that has waited long for its first event is asked anew wher
         }));
         broker->process().signal(SIGKILL);
         broker->process().wait();
-        REQUIRE(eventually([&] { return gateway.get("/healthz").status == 503; }));
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(250)); // it looks every 100 ms, and has for the waiter, too
+        Opens looks("/dev/shm" + instance.segment_name());
+        REQUIRE(eventually([&] { return gateway.get("/healthz").status == 503 && looks.count() >= 2; })); // two ticks
         broker = std::make_unique<Broker>(*instance, sim.url());
         head = wire.read_until("\r\n\r\n");
     }

@@ -33,8 +33,6 @@ std::string id_of(const HttpResponse& created) {
     return Json::parse(created.body).at("stream");
 }
 
-const std::string kCreate = "/v1/streams?model=gemini-2.5-flash";
-
 // A gateway before a broker whose streams linger.
 struct Stage {
     explicit Stage(std::vector<std::string> broker_options = {}, std::vector<std::string> arguments = {})

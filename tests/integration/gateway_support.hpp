@@ -2,10 +2,12 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <array>
 #include <fstream>
 #include <poll.h>
 #include <stdexcept>
 #include <string>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <thread>
@@ -21,6 +23,35 @@ const std::string kModelPath = "/v1beta/models/gemini-2.5-flash";
 const std::string kSse = kModelPath + ":streamGenerateContent?alt=sse";
 const std::string kArray = kModelPath + ":streamGenerateContent";
 const std::string kUnary = kModelPath + ":generateContent";
+const std::string kChat = "/v1beta/openai/chat/completions";
+const std::string kCreate = "/v1/streams?model=gemini-2.5-flash";
+
+// A request body of the OpenAI form whose only message is the user's.
+inline std::string chat_body(const std::string& prompt, bool stream = false) {
+    return nlohmann::json{{"model", "gemini-2.5-flash"},
+                          {"messages", nlohmann::json::array({{{"role", "user"}, {"content", prompt}}})},
+                          {"stream", stream}}
+        .dump();
+}
+
+// Counts how often a file is opened, from now on.
+class Opens {
+  public:
+    explicit Opens(const std::string& path) : fd_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) {
+        if (::inotify_add_watch(fd_.get(), path.c_str(), IN_OPEN) < 0) throw std::runtime_error("cannot watch " + path);
+    }
+    std::int64_t count() {
+        // Equal events that nobody has read yet become one: whoever wants the number asks often.
+        alignas(inotify_event) std::array<char, 16384> bytes;
+        for (ssize_t got; (got = ::read(fd_.get(), bytes.data(), bytes.size())) > 0;)
+            seen_ += got / static_cast<ssize_t>(sizeof(inotify_event));
+        return seen_;
+    }
+
+  private:
+    UniqueFd fd_;
+    std::int64_t seen_ = 0;
+};
 
 // `gcoalesce serve` as a child process, on a free port of 127.0.0.1 unless told otherwise.
 class Gateway {
