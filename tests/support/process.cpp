@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdexcept>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -43,8 +44,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
     return list;
 }
 
-// Appends all that can be read now; closes the descriptor at the end of the file.
-void drain(UniqueFd& fd, std::string& text) {
+// Appends all that can be read now; closes the descriptor at the end of the pipe.
+void drain_pipe(UniqueFd& fd, std::string& text) {
     std::array<char, 65536> buffer{};
     while (fd) {
         const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
@@ -54,6 +55,16 @@ void drain(UniqueFd& fd, std::string& text) {
             return;
         else if (got == 0 || errno != EINTR)
             fd.reset();
+    }
+}
+
+// Appends what the file has behind `text`.
+void read_on(const UniqueFd& file, std::string& text) {
+    std::array<char, 65536> buffer{};
+    for (;;) {
+        const ssize_t got = ::pread(file.get(), buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
+        if (got <= 0) return;
+        text.append(buffer.data(), static_cast<std::size_t>(got));
     }
 }
 
@@ -67,9 +78,10 @@ Process::Process(std::vector<std::string> argv, SpawnOptions options)
     in_fd_ = UniqueFd(input[0]);
     const UniqueFd child_in(input[1]);
     auto [out_fd, child_out] = make_pipe();
-    auto [err_fd, child_err] = make_pipe();
     out_fd_ = std::move(out_fd);
-    err_fd_ = std::move(err_fd);
+    // A file takes a server's log, however long it is and whoever reads it.
+    err_fd_ = UniqueFd(::memfd_create("stderr", MFD_CLOEXEC));
+    if (!err_fd_ || ::fcntl(err_fd_.get(), F_SETFL, O_APPEND) != 0) throw_errno("memfd_create");
 
     // The later of two settings of one name would lose.
     std::vector<std::string> environment = std::move(options.env);
@@ -90,14 +102,15 @@ Process::Process(std::vector<std::string> argv, SpawnOptions options)
         if (::getppid() != parent) ::_exit(127);
         ::dup2(child_in.get(), 0);
         ::dup2(child_out.get(), 1);
-        ::dup2(child_err.get(), 2);
+        ::dup2(err_fd_.get(), 2);
         ::execvpe(arguments[0], arguments.data(), variables.data());
         ::_exit(127);
     }
     // glibc 2.36 declares pidfd_open for C alone.
     pidfd_ = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
     if (!pidfd_) throw_errno("pidfd_open");
-    for (const UniqueFd* fd : {&in_fd_, &out_fd_, &err_fd_}) set_nonblocking(*fd);
+    set_nonblocking(in_fd_);
+    set_nonblocking(out_fd_);
     if (input_.empty()) in_fd_.reset();
 }
 
@@ -116,31 +129,30 @@ std::string Process::describe() const {
 }
 
 // One step of moving bytes; false once the child has ended and all that it wrote is read.
-bool Process::pump(Clock::time_point deadline) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) throw std::runtime_error("deadline passed waiting for " + describe());
-    std::array<pollfd, 4> fds{{{pidfd_.get(), POLLIN, 0},
+bool Process::pump(Clock::time_point deadline, std::chrono::milliseconds step) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0) throw std::runtime_error("deadline passed waiting for " + describe());
+    std::array<pollfd, 3> fds{{{pidfd_.get(), POLLIN, 0},
                                {out_fd_ ? out_fd_.get() : -1, POLLIN, 0},
-                               {err_fd_ ? err_fd_.get() : -1, POLLIN, 0},
                                {in_fd_ ? in_fd_.get() : -1, POLLOUT, 0}}};
-    if (::poll(fds.data(), fds.size(), static_cast<int>(std::min<long>(left, 60'000))) < 0 && errno != EINTR)
+    if (::poll(fds.data(), fds.size(), static_cast<int>(std::min(left, step).count())) < 0 && errno != EINTR)
         throw_errno("poll");
 
-    if (in_fd_ && fds[3].revents != 0) {
+    if (in_fd_ && fds[2].revents != 0) {
         const ssize_t sent = ::send(in_fd_.get(), input_.data(), input_.size(), MSG_NOSIGNAL);
         if (sent > 0) input_.erase(0, static_cast<std::size_t>(sent));
         if (input_.empty() || (sent < 0 && errno != EAGAIN && errno != EINTR)) in_fd_.reset();
     }
-    drain(out_fd_, out_);
-    drain(err_fd_, err_);
+    drain_pipe(out_fd_, out_);
+    read_on(err_fd_, err_);
     if (fds[0].revents == 0) return true;
 
     // It ended before this last look, so that nothing of its own is left behind.
     int status = 0;
     if (::waitpid(pid_, &status, 0) != pid_) throw_errno("waitpid");
     code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    drain(out_fd_, out_);
-    drain(err_fd_, err_);
+    drain_pipe(out_fd_, out_);
+    read_on(err_fd_, err_);
     return false;
 }
 
@@ -162,7 +174,7 @@ void Process::wait_for_err(std::string_view words, Seconds deadline) {
     while (err_.find(words) == std::string::npos) {
         if (code_ >= 0)
             throw std::runtime_error("no \"" + std::string(words) + "\" on the standard error of " + describe());
-        pump(until);
+        pump(until, std::chrono::milliseconds(1)); // a file that grows wakes nobody
     }
 }
 

@@ -17,8 +17,9 @@ struct SpawnOptions {
 };
 
 // Starts in the constructor, is killed and reaped in the destructor, and dies with the thread that started it. Its
-// outputs are read while one of the waiting calls runs; a child that fills a pipe meanwhile waits for that. Every
-// deadline is a watchdog: passing it throws. Not thread-safe.
+// outputs are read while one of the waiting calls runs; a child that fills its standard output meanwhile waits for
+// that, one that logs to its standard error never does. Every deadline is a watchdog: passing it throws. Not
+// thread-safe.
 class Process {
   public:
     using Seconds = std::chrono::seconds;
@@ -45,7 +46,7 @@ class Process {
     const std::string& err() const { return err_; } // the same of standard error
 
   private:
-    bool pump(std::chrono::steady_clock::time_point deadline);
+    bool pump(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds step = std::chrono::minutes(1));
     std::string describe() const;
 
     std::string name_, input_, out_, err_;
