@@ -446,11 +446,11 @@ void Coalescer::ended(StreamRef stream, const Outcome& outcome) {
             outcome.http_status);
     const TemplateSettings& settings = *running.settings;
     const Nanos ttl = running.of->window.touched(running.opened) ? settings.ttl_window : settings.ttl_idle;
-    end(stream, ending_of(outcome), running.shared && running.kept && outcome.reusable ? ttl : 0);
+    end(stream, ending_of(outcome), running.shared && running.kept && outcome.reusable ? ttl : 0, outcome.document);
 }
 
 // However it came about. The last thing it does may be destroying the producer that calls us.
-void Coalescer::end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for) {
+void Coalescer::end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for, std::string_view document) {
     const auto node = running_.extract(stream.slot);
     const Running& was = node.mapped();
     const std::shared_ptr<TemplateState> of = was.of;
@@ -464,7 +464,7 @@ void Coalescer::end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for)
             demoted_.pop_front();
         }
     }
-    store_.end(stream, ending, fresh_for);
+    store_.end(stream, ending, fresh_for, document);
     keep(stream, was);
     if (was.individual_of == 0) return;
     --of->alone;

@@ -117,7 +117,7 @@ class Coalescer {
     Result<void> check_limits(const OpenRequest& request, TemplateState& of);
     void start(const Waiting& waiting, const std::shared_ptr<TemplateState>& of);
     void ended(StreamRef stream, const Outcome& outcome);
-    void end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for);
+    void end(StreamRef stream, const SlotEnding& ending, Nanos fresh_for, std::string_view document = {});
     void keep(StreamRef stream, const Running& was);
     Result<std::vector<StreamRef>> named(const std::string& target) const;
     Result<std::vector<TemplateState*>> named(const std::vector<std::string>& ids) const;

@@ -235,6 +235,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         outcome.kind = kind;
         outcome.code = code;
         outcome.message = std::move(message);
+        outcome.document.clear();
         outcome.reusable = false;
         outcome.retry_ms = 0;
     }

@@ -96,12 +96,12 @@ struct Store::Private {
     bool ended = false;
     Key key{};
     std::uint32_t template_index = 0;
-    std::uint64_t request_extent = 0;
-    std::uint64_t last_extent = 0; // where the next event goes
-    std::uint64_t capacity = 0;    // of that extent
-    std::uint64_t within = 0;      // bytes of it in use
-    std::uint64_t held = 0;        // bytes of all extents
-    std::uint64_t coalesced = 0;   // requests that read it at no cost, before its cost was known
+    std::uint64_t request_extent = 0, document_extent = 0; // 0: none
+    std::uint64_t last_extent = 0;                         // where the next event goes
+    std::uint64_t capacity = 0;                            // of that extent
+    std::uint64_t within = 0;                              // bytes of it in use
+    std::uint64_t held = 0;                                // bytes of all extents
+    std::uint64_t coalesced = 0; // requests that read it at no cost, before its cost was known
     bool dropped = false;
     bool served = false; // somebody was given it
     bool paid = true;    // a call was made for it
@@ -491,7 +491,8 @@ Result<StreamRef> Store::open(const StreamOpening& opening, bool indexed) {
         s.generation.store(stream.identity << 1, std::memory_order_seq_cst); // open to joiners: live last
         index(number, opening.key);
     }
-    log(LogKind::started, 0, stream, opening.request.size());
+    const bool from_disk = opening.status == GCOALESCE_SNAPSHOT;
+    log(from_disk ? LogKind::restored : LogKind::started, 0, stream, opening.request.size());
     header_->extents_free.store(pool_->available(), std::memory_order_relaxed);
     return stream;
 }
@@ -667,7 +668,7 @@ Nanos Store::landed(StreamRef stream) {
     return now;
 }
 
-void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
+void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for, std::string_view document) {
     if (!holds(stream) || private_[stream.slot].ended) return;
     Slot& s = slot(stream);
     Private& known = private_[stream.slot];
@@ -678,6 +679,13 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
     ending.ended_ns = now;
     ending.ended_wall_ns = clock_.wall();
     ending.reusable = reusable ? 1 : 0;
+    ending.document_offset = ending.document_bytes = 0;
+    const bool kept = !document.empty() && document.size() <= kMostDocument;
+    if (const std::uint64_t offset = kept ? pool_->allocate(aligned(document.size())) : 0; offset != 0) {
+        copy_in(memory_.data() + offset, document.data(), document.size());
+        known.document_extent = ending.document_offset = offset;
+        ending.document_bytes = document.size();
+    }
     s.ending.store(ending);
     s.fresh_until.store(reusable ? now + fresh_for : 0, std::memory_order_release);
     s.state.store(static_cast<std::uint32_t>(SlotState::ended), std::memory_order_seq_cst);
@@ -704,7 +712,9 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for) {
         count(known.template_index, TemplateCounter::answer_tokens_paid, told(ending.answer_tokens));
     }
     count_tokens_avoided(stream.slot, known.coalesced);
-    log(LogKind::ended, ending.kind, stream, s.committed.load(std::memory_order_relaxed), ending.finish_reason.view());
+    const bool complete = ending.kind == GCOALESCE_COMPLETE;
+    log(LogKind::ended, ending.kind, stream, s.committed.load(std::memory_order_relaxed),
+        complete ? ending.finish_reason.view() : code_name(static_cast<Code>(ending.code)));
     publish(s, stream.slot);
 }
 
@@ -770,6 +780,7 @@ bool Store::retire(StreamRef stream) {
     s.generation.exchange(((stream.identity + 1) << 1) | kClosedToJoiners, std::memory_order_seq_cst);
     free_extents(stream.slot);
     if (known.request_extent != 0) pool_->free(known.request_extent);
+    if (known.document_extent != 0) pool_->free(known.document_extent);
     s.subscribers.store(0, std::memory_order_relaxed);
     if (const auto found = by_id_.find(known.stream_id); found != by_id_.end() && found->second == stream.slot)
         by_id_.erase(found);

@@ -127,8 +127,9 @@ class Store {
     Result<void> append(StreamRef stream, std::string_view event);
 
     // Publishes the ending. fresh_for: 0 for every ending that must not be reused: the slot is closed to joiners
-    // *before* the ending shows, so that whoever sees it and asks again starts anew.
-    void end(StreamRef stream, SlotEnding ending, Nanos fresh_for);
+    // *before* the ending shows, so that whoever sees it and asks again starts anew. document: upstream's error, kept
+    // beside the ending as long as memory can be had for it.
+    void end(StreamRef stream, SlotEnding ending, Nanos fresh_for, std::string_view document = {});
 
     // The call is made again, since it failed so.
     void count_retry(StreamRef stream, Code failure, int upstream_status);

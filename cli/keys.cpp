@@ -94,19 +94,6 @@ Selection selection_of(const Arguments& arguments) {
     return selection;
 }
 
-// GCOALESCE_NOT_FOUND names the nearest. Templates that are no longer in force may have left streams.
-Result<void> check_known(const SegmentView& segment, const std::vector<std::string>& ids) {
-    std::vector<std::string> known;
-    for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
-        if (const std::optional<TemplateFacts> facts = template_facts(segment, i)) known.push_back(facts->id());
-    }
-    for (const std::string& id : ids) {
-        if (std::ranges::find(known, id) == known.end())
-            return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
-    }
-    return {};
-}
-
 // Texts from a to z, numbers from the largest; times from now on away.
 void sort(std::vector<StreamFacts>& streams, const std::string& by, const SegmentView& segment, Nanos now) {
     const auto largest = [&](auto number) { std::ranges::stable_sort(streams, std::greater{}, number); };
@@ -154,7 +141,7 @@ bool show(Context& context, const Arguments& arguments, const Selection& selecti
     const std::optional<Inspection> inspected = inspect(context, arguments.json);
     if (!inspected) return false;
     const SegmentView& segment = inspected->segment.view;
-    if (const Result<void> known = check_known(segment, selection.templates); !known) {
+    if (const Result<void> known = check_templates(segment, selection.templates); !known) {
         report(context, known.error(), arguments.json);
         return false;
     }

@@ -18,6 +18,7 @@
 #include "cli/option_values.hpp"
 #include "cli/render.hpp"
 #include "cli/report.hpp"
+#include "cli/template_facts.hpp"
 #include "cli/view/escape.hpp"
 #include "cli/view/terminal.hpp"
 #include "cli/view/utf8.hpp"
@@ -31,8 +32,8 @@ constexpr std::size_t kTemplateColumns = 12;
 constexpr std::size_t kContinued = 4; // further right than the line that it goes on from
 
 constexpr const char* kFooter = R"(
-The broker keeps the last 4096 records: when a stream started, had its first event,
-was retried, ended, left; who attached; what was refused; when the window was opened.
+The broker keeps the last 4096 records since its start: when a stream started or came
+back from disk, had its first event, was retried, ended, left; who attached; what was refused; when the window was opened.
 
 On a terminal it shows the last 20 and then follows; in a pipe, all that are there.
 --follow and --once choose. A follower that falls behind is told how many it missed.
@@ -43,7 +44,7 @@ It needs no running broker: of a dead one, it shows what came last, and exits wi
   --filter kind=KIND,KIND    of these kinds: started, first_event, ended, retired, retry,
                              notify, attached, detached, evicted, revoked, refused,
                              closed, cancelled, purged, demoted, resumed,
-                             reloaded
+                             reloaded, restored
 Filters of one sort let pass what fits any of them; those of different sorts, what fits all.
 With --json each line is an object; what was missed is {"missed":N}.)";
 
@@ -153,6 +154,8 @@ void run_log(Context& context, const Arguments& arguments) {
     const std::optional<Inspection> inspected = inspect(context, arguments.json);
     if (!inspected) return;
     const SegmentView& segment = inspected->segment.view;
+    if (const Result<void> known = check_templates(segment, filter.templates); !known)
+        return report(context, known.error(), arguments.json);
     const Printer printer(segment, arguments.json);
     LogCursor cursor(segment);
 

@@ -14,10 +14,10 @@ namespace gcoalesce::cli {
 namespace {
 
 // By LogKind, from 1.
-constexpr std::array kKinds{"started",   "first_event", "ended",   "retired", "retry",   "notify",
-                            "attached",  "detached",    "evicted", "revoked", "refused", "closed",
-                            "cancelled", "purged",      "demoted", "resumed", "reloaded"};
-static_assert(kKinds.size() == static_cast<std::size_t>(LogKind::reloaded));
+constexpr std::array kKinds{"started",   "first_event", "ended",   "retired", "retry",    "notify",
+                            "attached",  "detached",    "evicted", "revoked", "refused",  "closed",
+                            "cancelled", "purged",      "demoted", "resumed", "reloaded", "restored"};
+static_assert(kKinds.size() == static_cast<std::size_t>(LogKind::restored));
 
 std::string status_words(const LogFacts& record) {
     return record.upstream_status != 0 ? fmt::format(", HTTP {}", record.upstream_status) : "";
@@ -69,6 +69,7 @@ std::string log_details(const LogFacts& record) {
     const Nanos time = from_ms(static_cast<std::int64_t>(std::min<std::uint64_t>(record.number, INT64_MAX / kSecond)));
     switch (static_cast<LogKind>(record.kind)) {
     case LogKind::started: return fmt::format("request of {}", format_size(record.number));
+    case LogKind::restored: return "from disk";
     case LogKind::first_event: return fmt::format("after {}", format_duration(time));
     case LogKind::ended:
         return fmt::format("{}{}, {}{}", gcoalesce_ending_name(static_cast<gcoalesce_ending_kind>(record.code)),
@@ -115,7 +116,7 @@ nlohmann::ordered_json to_json(const LogFacts& record, std::uint64_t number, con
     case LogKind::first_event: json["first_event_ms"] = record.number; break;
     case LogKind::ended:
         json["ending"] = gcoalesce_ending_name(static_cast<gcoalesce_ending_kind>(record.code));
-        json["finish_reason"] = record.text.view();
+        json[record.code == GCOALESCE_COMPLETE ? "finish_reason" : "code"] = record.text.view();
         json["events"] = record.number;
         break;
     case LogKind::retired: json["events"] = record.number; break;

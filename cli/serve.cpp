@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "cli/commands.hpp"
+#include "cli/gateway/route.hpp"
 #include "cli/gateway/server.hpp"
 #include "cli/option_values.hpp"
 #include "cli/report.hpp"
@@ -57,6 +58,16 @@ void run_serve(Arguments& arguments, Context& context) {
         if (!size) throw CLI::ValidationError("--max-body", size.error().message);
         options.max_body = *size;
     }
+    for (std::string& host : options.hosts) {
+        const std::string name = gateway::public_name(host);
+        if (name.empty() || host.find(':') != std::string::npos)
+            throw CLI::ValidationError(
+                "--allow-host",
+                fmt::format("expected a name such as llm.example.org, found \"{}\"; addresses and names without dots "
+                            "are allowed as it is",
+                            host));
+        host = name;
+    }
     for (const std::string& origin : options.cors_origins) check_origin(origin);
     take_duration("--idle-timeout", arguments.idle, options.idle);
     take_duration("--request-timeout", arguments.request, options.request);
@@ -98,6 +109,10 @@ void add_serve(CLI::App& app, Context& context) {
                    "calls that a request causes are made with the API key that it brings, if it brings one; only "
                    "requests with the same key share them")
         ->excludes(tokens);
+    command
+        ->add_option("--allow-host", options.hosts,
+                     "a name with dots that callers without tokens may use for this gateway (repeatable)")
+        ->type_name("NAME");
     command->add_option("--cors-origin", options.cors_origins, "whose pages may ask; * for everybody's (repeatable)")
         ->type_name("ORIGIN");
     command->add_option("--max-body", arguments->max_body, "the largest body of a request (default 32MiB)")

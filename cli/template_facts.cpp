@@ -63,6 +63,18 @@ Result<TemplateFacts> find_template(const SegmentView& segment, std::string_view
     return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
 }
 
+Result<void> check_templates(const SegmentView& segment, const std::vector<std::string>& ids) {
+    std::vector<std::string> known;
+    for (std::uint32_t i = 0; i < segment.template_count(); ++i) {
+        if (const std::optional<TemplateFacts> facts = template_facts(segment, i)) known.push_back(facts->id());
+    }
+    for (const std::string& id : ids) {
+        if (std::ranges::find(known, id) == known.end())
+            return fail(GCOALESCE_NOT_FOUND, "there is no template \"{}\"{}", id, did_you_mean(id, known));
+    }
+    return {};
+}
+
 std::string window_words(Nanos remaining) {
     return remaining > 0 ? fmt::format("open for {}", format_duration(remaining)) : "closed";
 }

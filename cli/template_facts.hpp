@@ -37,6 +37,10 @@ std::vector<TemplateFacts> all_templates(const SegmentView& segment);
 // The one in force of this id. GCOALESCE_NOT_FOUND names the nearest.
 Result<TemplateFacts> find_template(const SegmentView& segment, std::string_view id);
 
+// Whether there are all of these, in force or no longer: such may have left streams. GCOALESCE_NOT_FOUND names the
+// nearest.
+Result<void> check_templates(const SegmentView& segment, const std::vector<std::string>& ids);
+
 // "open for 4.2s" or "closed"; and the same as "window", "remaining_ms" and "last_push_age_ms".
 std::string window_words(Nanos remaining);
 nlohmann::ordered_json window_json(const TemplateFacts& facts, Nanos now);

@@ -207,6 +207,11 @@ Step Answer::end(Code code, Piece& piece) {
         upstream_status = ending->upstream_status;
     }
     if (code != GCOALESCE_END) error.code = code;
+    const auto problem = [&] {
+        Problem told = problem_of(error, upstream_status);
+        told.upstreams = subscription_.error_document();
+        return told;
+    };
     if (error.message.empty()) error.message = client::message();
     if (error.code >= GCOALESCE_ABSENT && error.code <= GCOALESCE_FOREIGN && error.retry_ms == 0) error.retry_ms = 1000;
 
@@ -227,13 +232,13 @@ Step Answer::end(Code code, Piece& piece) {
         if (complete)
             told["finish_reason"] = ending->finish_reason;
         else
-            told.update(nlohmann::ordered_json::parse(line_of(problem_of(error, upstream_status))));
+            told.update(nlohmann::ordered_json::parse(line_of(problem())));
         piece.before +=
             "event: end\ndata: " + told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n\n";
         over_ = true;
         return Step::whole;
     }
-    if (!complete) return fail(problem_of(error, upstream_status), piece);
+    if (!complete) return fail(problem(), piece);
     over_ = true;
     if (!begun_) begin(piece, wish_.form == Form::array ? kJson : kEventStream, std::nullopt);
     if (wish_.form == Form::array) piece.before += events_ == 0 ? "[]" : "\n]";

@@ -6,6 +6,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -77,18 +78,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
         closed
     };
 
+    // What is thrown while one connection is served (its memory has run out, say) ends that connection and no other.
     template <class Work>
-    void guard(const Work& work);
+    void guard(const Work& work) {
+        try {
+            work();
+        } catch (const std::exception& error) {
+            break_off(error.what());
+        }
+    }
+    void break_off(const char* why);
 
     // ---- receiving ----
     void wait_readable();
     void on_readable();
     void parse();
     bool parse_some();
-    bool admit();
     void hold_bodies(std::size_t bytes);
 
-    // ---- serving ----
+    // ---- requests ----
+    bool admit();
     void serve();
     void ask(const Target& target, const Route& route);
     void chat();

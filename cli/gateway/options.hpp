@@ -15,6 +15,7 @@ struct Options {
     std::string listen = "127.0.0.1:8790"; // "ADDRESS:PORT", or "unix:PATH"
     std::string token_file;                // "": everyone who can connect may ask
     bool pass_key = false;                 // what a caller causes is called with the caller's own API key
+    std::vector<std::string> hosts;        // names with dots that Host may have where there are no tokens
     std::vector<std::string> cors_origins; // whose pages may ask; "*": everyone's
     std::size_t max_body = 32u << 20;      // bytes of one request's body
     std::size_t max_bodies = 256u << 20;   // of all bodies that are being received

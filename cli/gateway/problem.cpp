@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace gcoalesce::gateway {
 namespace {
@@ -71,8 +72,8 @@ nlohmann::ordered_json json_of(const Problem& problem) {
               {"details", details}}}};
 }
 
-std::string dumped(const Problem& problem, int indent) {
-    return json_of(problem).dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+std::string dumped(const nlohmann::ordered_json& json, int indent) {
+    return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 } // namespace
@@ -82,12 +83,21 @@ Problem problem_of(const Error& error, int upstream_status) {
     return {told ? static_cast<unsigned>(upstream_status) : status_of(error.code), error};
 }
 
+Problem with_status(unsigned status, Code code, std::string sentence, std::int64_t retry_ms) {
+    return {status, {code, std::move(sentence), retry_ms}};
+}
+
+Problem bad_request(std::string sentence) {
+    return with_status(400, GCOALESCE_BAD_REQUEST, std::move(sentence));
+}
+
 std::string document_of(const Problem& problem) {
-    return dumped(problem, 2) + "\n";
+    return (problem.upstreams.empty() ? dumped(json_of(problem), 2) : problem.upstreams) + "\n";
 }
 
 std::string line_of(const Problem& problem) {
-    return dumped(problem, -1);
+    const auto own = nlohmann::ordered_json::parse(problem.upstreams, nullptr, false);
+    return dumped(own.is_object() ? own : json_of(problem), -1);
 }
 
 std::string retry_after(const Error& error) {

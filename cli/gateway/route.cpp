@@ -1,9 +1,10 @@
 #include "cli/gateway/route.hpp"
 
 #include <algorithm>
-#include <boost/beast/core/string.hpp>
+#include <cctype>
 #include <charconv>
 
+#include "cli/gateway/text.hpp"
 #include "protocol/query.hpp"
 
 namespace gcoalesce::gateway {
@@ -13,10 +14,6 @@ std::string_view trimmed(std::string_view text) {
     while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
     while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
     return text;
-}
-
-bool is(std::string_view text, std::string_view lower) {
-    return boost::beast::iequals({text.data(), text.size()}, {lower.data(), lower.size()});
 }
 
 } // namespace
@@ -30,6 +27,14 @@ std::optional<std::string> Target::query(std::string_view name) const {
         if (parameter.name == name) return query_decoded(parameter.value);
     }
     return std::nullopt;
+}
+
+std::string Target::query_but(std::initializer_list<std::string_view> names) const {
+    for (const QueryParameter& parameter : query_parameters(query_)) {
+        if (!parameter.is_credential() && std::ranges::find(names, parameter.name) == names.end())
+            return parameter.name;
+    }
+    return {};
 }
 
 std::string Target::query_without_key() const {
@@ -84,15 +89,29 @@ Route route_of(const Target& target) {
     return found(Service::pass, "GET, HEAD, POST, PUT, PATCH, DELETE");
 }
 
+std::string public_name(std::string_view host) {
+    if (host.starts_with('[')) return {}; // IPv6
+    std::string name(host.substr(0, host.find(':')));
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    while (name.ends_with('.')) name.pop_back();
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos) return {};
+    const std::string_view last = std::string_view(name).substr(dot + 1);
+    const bool ipv4 =
+        last.front() >= '0' && last.front() <= '9'; // no top-level domain begins so (URL, "ends in a number")
+    return ipv4 || last == "localhost" ? std::string() : name;
+}
+
 Freshness freshness_of(std::string_view cache_control) {
     Freshness freshness;
     while (!cache_control.empty()) {
         const std::string_view item = cache_control.substr(0, cache_control.find(','));
         cache_control.remove_prefix(std::min(item.size() + 1, cache_control.size()));
         const std::string_view name = trimmed(item.substr(0, item.find('=')));
-        if (is(name, "no-store")) freshness.no_store = true;
-        if (is(name, "no-cache")) freshness.max_age_ms = -1;
-        if (!is(name, "max-age") || freshness.max_age_ms < 0 || item.find('=') == std::string_view::npos) continue;
+        if (same_word(name, "no-store")) freshness.no_store = true;
+        if (same_word(name, "no-cache")) freshness.max_age_ms = -1;
+        if (!same_word(name, "max-age") || freshness.max_age_ms < 0 || item.find('=') == std::string_view::npos)
+            continue;
         const std::string_view text = trimmed(item.substr(item.find('=') + 1));
         std::int64_t seconds = 0;
         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,8 @@ class Target {
     const std::string& path() const { return path_; }
     // The first value of that name, decoded; nullopt: there is none.
     std::optional<std::string> query(std::string_view name) const;
+    // The first name in it that is none of these and brings no key; "": there is no other.
+    std::string query_but(std::initializer_list<std::string_view> names) const;
     // The whole query but for keys and tokens, with its question mark; "": there is none.
     std::string query_without_key() const;
 
@@ -50,6 +53,11 @@ struct Route {
 
 // The service behind a path. Gemini's are found under /v1beta, /v1, /v1alpha and without a version.
 Route route_of(const Target& target);
+
+// The name in a Host field, without its port, in lower case; "": an address, a name of one label or one under
+// localhost, which public DNS has not. Any other may be a page's own, led here to get around its browser's rules (DNS
+// rebinding).
+std::string public_name(std::string_view host);
 
 // What Cache-Control asks of an answer (RFC 9111, 5.2.1), as gcoalesce_request tells it.
 struct Freshness {

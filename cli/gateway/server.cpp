@@ -227,7 +227,7 @@ class Server final : public World {
         full_ = connections_.size() >= most_;
         if (full_) return;
         acceptor_.async_wait(net::socket_base::wait_read, [this](error_code error) {
-            if (error || draining) return;
+            if (error == net::error::operation_aborted || draining) return;
             for (int taken = 0; taken < kAcceptAtOnce && connections_.size() < most_; ++taken) {
                 stream_protocol::socket socket(io_);
                 acceptor_.accept(socket, error);

@@ -230,6 +230,11 @@ gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, g
     });
 }
 
+const char* gcoalesce_error_document(const gcoalesce_subscription* subscription) {
+    if (subscription == nullptr || subscription->core->in_child()) return "";
+    return subscription->core->error_document().c_str();
+}
+
 gcoalesce_code gcoalesce_info_of(const gcoalesce_subscription* subscription, gcoalesce_info* info) {
     return guarded([&] {
         if (subscription == nullptr || info == nullptr) return bad("a subscription and an info are needed");

@@ -295,8 +295,10 @@ Code Subscription::conclude() {
     ending_.total_tokens = ending.total_tokens;
     put(ending_.finish_reason, sizeof ending_.finish_reason, ending.finish_reason.view());
     put(ending_.message, sizeof ending_.message, ending.message.view());
+    document_ = reader_.document(ending);
     if (!reader_.same_stream()) {
         ending_ = gcoalesce_ending{};
+        document_.clear();
         return finish(GCOALESCE_EVICTED, "this reader stood still for too long, and the broker needed the memory");
     }
     return finish(GCOALESCE_END, "the stream has ended: gcoalesce_ending_of tells how");

@@ -31,6 +31,7 @@ class Subscription {
     // that was refused: its code, and `ending` says the rest.
     Code ending(gcoalesce_ending& ending) const;
     gcoalesce_info info() const;
+    const std::string& error_document() const { return document_; } // "": none was told, or it has not ended
 
     const std::string& why() const { return why_; } // until the next call
 
@@ -69,6 +70,7 @@ class Subscription {
     std::string event_;
     std::string why_;
     gcoalesce_ending ending_{};
+    std::string document_;
 };
 
 } // namespace gcoalesce

@@ -17,7 +17,9 @@ namespace gcoalesce {
 namespace {
 
 constexpr std::size_t kMaxDepth = 200;
-constexpr std::size_t kMaxDocument = 256 * 1024; // of an error document that is read; real ones have a few KiB
+constexpr std::size_t kMaxDocument = 256 * 1024;     // of an error document that is read; real ones have a few KiB
+constexpr std::size_t kMaxShownDocument = 16 * 1024; // of one that is handed on
+constexpr int kMaxShownDepth = 16;
 constexpr std::size_t kMaxMessage = 200;
 constexpr std::size_t kMaxCandidates = 64; // Gemini allows 8
 constexpr std::int64_t kMaxRetryMs = 24 * 3600 * 1000;
@@ -370,10 +372,59 @@ Outcome failed_upstream(int http_status, const std::optional<ErrorDocument>& err
     return outcome;
 }
 
+// Takes what may be key material out of every string.
+bool redact(nlohmann::ordered_json& json) {
+    bool changed = false;
+    if (json.is_string()) {
+        const std::string& text = json.get_ref<const std::string&>();
+        std::string safe = redacted(text);
+        changed = safe != text;
+        if (changed) json = std::move(safe);
+    }
+    if (json.is_structured()) {
+        for (auto& inner : json) changed = redact(inner) || changed;
+    }
+    return changed;
+}
+
+bool is_debug_info(const nlohmann::ordered_json& detail) {
+    return detail.is_object() &&
+           detail.value("@type", nlohmann::ordered_json()) == "type.googleapis.com/google.rpc.DebugInfo";
+}
+
+// The error as callers may see it: upstream's own bytes, but for what would show a key, and for the array that the
+// OpenAI form wraps it in at times, which its SDK cannot read. "": there is none in this text, or one of a size or
+// depth that no real one has.
+std::string error_document(std::string_view text) {
+    text = trimmed(text);
+    if (text.size() > kMaxShownDocument) return {};
+    bool deep = false;
+    const auto shallow = [&](int depth, nlohmann::ordered_json::parse_event_t, const nlohmann::ordered_json&) {
+        deep = deep || depth > kMaxShownDepth;
+        return !deep;
+    };
+    nlohmann::ordered_json json = nlohmann::ordered_json::parse(text, shallow, false);
+    bool changed = false;
+    if (!deep && json.is_array() && json.size() == 1) {
+        json = nlohmann::ordered_json(std::move(json.front()));
+        changed = true;
+    }
+    if (deep || !json.is_object() || !json.contains("error") || !json["error"].is_object()) return {};
+    if (const auto details = json["error"].find("details"); details != json["error"].end() && details->is_array()) {
+        const std::size_t all = details->size();
+        details->erase(std::remove_if(details->begin(), details->end(), is_debug_info), details->end());
+        changed = changed || details->size() < all;
+    }
+    changed = redact(json) || changed;
+    return changed ? json.dump(2) : std::string(text);
+}
+
 // An error document that came with status 200 tells its own.
-Outcome failed_inside(int http_status, const ErrorDocument& error) {
+Outcome failed_inside(int http_status, const ErrorDocument& error, std::string_view text) {
     const bool told = error.code >= 400 && error.code <= 599;
-    return failed_upstream(told ? static_cast<int>(error.code) : http_status, error);
+    Outcome outcome = failed_upstream(told ? static_cast<int>(error.code) : http_status, error);
+    outcome.document = error_document(text);
+    return outcome;
 }
 
 } // namespace
@@ -381,7 +432,9 @@ Outcome failed_inside(int http_status, const ErrorDocument& error) {
 Outcome outcome_of_error(int http_status, std::string_view body) {
     Scan scan;
     read_json(trimmed(body.substr(0, kMaxDocument)), true, scan); // a document that was cut off tells something, too
-    return failed_upstream(http_status, scan.error);
+    Outcome outcome = failed_upstream(http_status, scan.error);
+    outcome.document = error_document(body);
+    return outcome;
 }
 
 EventText event_text(std::string_view json) {
@@ -434,7 +487,7 @@ struct AnswerReader::State {
     }
 
     void take_event(std::string_view json, bool whole, Scan& scan, const OnEvent& on_event) {
-        if (scan.error) return decide(failed_inside(http_status, *scan.error));
+        if (scan.error) return decide(failed_inside(http_status, *scan.error, json));
         if (!whole || !scan.object)
             return decide(failed(GCOALESCE_BAD_ANSWER, http_status,
                                  fmt::format("event {} of the answer is no JSON object", events + 1)));
@@ -524,7 +577,7 @@ struct AnswerReader::State {
     void end_document(const Scan& scan) {
         // Without alt=sse Gemini streams a JSON array of answers, and a unary call gives one answer. Neither was asked
         // for here: to cut them into events would mean to change their bytes, so they are no answer.
-        decide(scan.error ? failed_inside(http_status, *scan.error)
+        decide(scan.error ? failed_inside(http_status, *scan.error, body)
                           : failed(GCOALESCE_BAD_ANSWER, http_status,
                                    "the answer has a JSON document where an event stream was asked for"));
     }

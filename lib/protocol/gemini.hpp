@@ -51,7 +51,8 @@ struct Outcome {
     bool reusable = false;                         // complete, and STOP is the reason of every candidate
     std::string finish_reason; // the first candidate's reason that is not STOP, else "STOP"; or the block reason
     std::string model_version;
-    std::string message; // for people, one line; no key material (Gemini's DebugInfo echoes keys), no answer text
+    std::string message;  // for people, one line; no key material (Gemini's DebugInfo echoes keys), no answer text
+    std::string document; // the error as upstream told it, {"error": {...}}, without key material; "": it told none
     Usage usage;
 };
 

@@ -262,6 +262,8 @@ struct SlotOpening { // stored while the slot is closed, before it is opened
     Text<128> model;
 };
 
+constexpr std::uint64_t kMostDocument = 64 << 10; // bytes of an error document that is kept
+
 struct SlotEnding {    // stored before the state says "ended"
     std::int32_t kind; // gcoalesce_ending_kind
     std::int32_t code; // gcoalesce_code
@@ -274,6 +276,8 @@ struct SlotEnding {    // stored before the state says "ended"
     Text<40> finish_reason;
     Text<64> model_version;
     Text<256> message;
+    std::uint64_t document_offset; // of an extent with upstream's error document; 0: none
+    std::uint64_t document_bytes;
 };
 
 struct alignas(64) Slot {
@@ -337,7 +341,8 @@ enum class LogKind : std::uint32_t {
     purged,
     demoted,
     resumed,
-    reloaded
+    reloaded,
+    restored
 };
 
 struct LogFacts {
@@ -350,7 +355,7 @@ struct LogFacts {
     std::uint64_t number;         // events, bytes, ms, pid: by kind
     std::uint32_t template_index; // of a stream or a window; kNoTemplate: of none
     std::int32_t upstream_status; // HTTP's; 0: none
-    Text<64> text;                // client name, finish reason: by kind
+    Text<64> text;                // client name, finish reason, code's name: by kind
 };
 constexpr std::uint32_t kNoTemplate = ~std::uint32_t{0};
 
@@ -469,6 +474,7 @@ constexpr std::uint64_t kFingerprint = fingerprint_of({kLayoutMajor,
                                                        offsetof(SlotOpening, realm),
                                                        offsetof(SlotOpening, model),
                                                        offsetof(SlotEnding, message),
+                                                       offsetof(SlotEnding, document_offset),
                                                        sizeof(Extent),
                                                        sizeof(LogRecord),
                                                        offsetof(LogFacts, text),

@@ -54,6 +54,15 @@ ReadStatus StreamReader::locate() {
     }
 }
 
+std::string StreamReader::document(const SlotEnding& ending) const {
+    if (ending.document_offset == 0 || ending.document_bytes > kMostDocument) return {};
+    const std::byte* bytes = segment_.extent_bytes(ending.document_offset, ending.document_bytes);
+    if (bytes == nullptr) return {};
+    std::string text(ending.document_bytes, '\0');
+    copy_out(text.data(), bytes, text.size());
+    return text;
+}
+
 ReadStatus StreamReader::next(std::string& event) {
     const ReadStatus status = locate();
     if (status != ReadStatus::event) return status;

@@ -45,6 +45,8 @@ class StreamReader {
 
     // Meaningful once next() said `end`.
     SlotEnding ending() const { return slot_->ending.load(); }
+    // Upstream's error, as it told it; "": there is none. To be used if same_stream() still says so afterwards.
+    std::string document(const SlotEnding& ending) const;
 
   private:
     // Finds the next event's bytes: sets at_ and length_ behind a check of every bound.

@@ -411,14 +411,15 @@ TEST_CASE("log tells what happened to streams, and its filters what of it is wan
     for (const std::string& line : ran.lines()) {
         if (line.find("retired") == std::string::npos) out += line + "\n";
     }
-    CHECK(masked(out) == "TIME  started      abcdef00  9f3c2a71  default       request of 2B\n"
-                         "TIME  first_event  abcdef00  9f3c2a71  default       after SPAN\n"
-                         "TIME  ended        abcdef00  9f3c2a71  default       complete STOP, 2 events\n"
-                         "TIME  started      11220000  11111111  default       request of 2B\n"
-                         "TIME  retry        11220000  11111111  default       number 1: upstream_error, HTTP 503\n"
-                         "TIME  notify       -         -         default       the window is open for SPAN\n"
-                         "TIME  refused      -         -         -             busy, try again in SPAN\n"
-                         "TIME  ended        11220000  11111111  default       failed, 0 events, HTTP 503\n");
+    CHECK(masked(out) ==
+          "TIME  started      abcdef00  9f3c2a71  default       request of 2B\n"
+          "TIME  first_event  abcdef00  9f3c2a71  default       after SPAN\n"
+          "TIME  ended        abcdef00  9f3c2a71  default       complete STOP, 2 events\n"
+          "TIME  started      11220000  11111111  default       request of 2B\n"
+          "TIME  retry        11220000  11111111  default       number 1: upstream_error, HTTP 503\n"
+          "TIME  notify       -         -         default       the window is open for SPAN\n"
+          "TIME  refused      -         -         -             busy, try again in SPAN\n"
+          "TIME  ended        11220000  11111111  default       failed upstream_error, 0 events, HTTP 503\n");
 
     const auto kinds = [&](Words filters) {
         Words arguments{"log", "--json"};
@@ -470,6 +471,9 @@ TEST_CASE("log tells what is wrong with a filter") {
     check({"--filter", "retry"}, "--filter: expected key=DIGITS, template=ID or kind=KIND, found \"retry\"");
     check({"--filter", "kind=retired,retri"}, "--filter: there is no kind \"retri\"; did you mean \"retry\"?");
     check({"--filter", "key=xy"}, "--filter: expected hexadecimal digits, found \"xy\"");
+    const Ran ran = segment.run({"log", "--filter", "template=defalt"});
+    CHECK(ran.code == 1);
+    CHECK(ran.err == "gcoalesce: there is no template \"defalt\"; did you mean \"default\"?\n");
     check({"--follow", "--once"}, "--follow, --once: expected one of them");
     check({"--since", "yesterday"}, "--since: expected a duration such as 200ms, 6s, 10min or 2h, found \"yesterday\"");
 }

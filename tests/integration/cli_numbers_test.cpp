@@ -300,6 +300,10 @@ TEST_CASE("show says of an answer from disk that it is older than its stream her
     const Ran shown = run(command(*instance, {"show", keys[0].at("key").get<std::string>()}));
     CHECK(shown.code == 0);
     CHECK(shown.out.find("before it was read from disk") != std::string::npos);
+    const Ran log = run(command(*instance, {"log", "--filter", "kind=started,restored"}));
+    CHECK(log.lines().size() == 1);
+    CHECK(log.out.find("  restored ") != std::string::npos);
+    CHECK(log.out.ends_with("from disk\n"));
     CHECK(shown.out.find("none yet") == std::string::npos);
 }
 

@@ -134,7 +134,11 @@ TEST_CASE("an error before the first byte is the response, with its status, its 
     CHECK(word == "RESOURCE_EXHAUSTED");
     const int seconds = std::stoi(field(limited, "Retry-After"));
     CHECK((seconds > 30 && seconds <= 36));
-    CHECK(limited.body.find("\"retryDelay\": \"" + std::to_string(seconds) + "s\"") != std::string::npos);
+    // Upstream's own, to the byte.
+    CHECK(limited.body ==
+          http(world.sim().url() + kSse, prompt_body("d [sim status=429 retry=36s]"), {"x-goog-api-key: k"}).body);
+    CHECK(Json::parse(limited.body).at("error").at("details").at(0).at("@type") ==
+          "type.googleapis.com/google.rpc.QuotaFailure");
     CHECK(gateway.post("/v1beta/models/unknown-model:generateContent", prompt_body("e")).status == 404);
     CHECK(gateway.post(kSse, "no json").status == 400);
 }
@@ -154,6 +158,8 @@ TEST_CASE("a failure in mid-stream is told in the stream, and the response has n
         const Json document = Json::parse(response.body.substr(last + 6));
         CHECK(document.at("error").at("code").get<int>() >= 500);
         CHECK_FALSE(document.at("error").at("message").get<std::string>().empty());
+        const bool upstreams = prompt.find("error-after") != std::string::npos;
+        CHECK(document.at("error").contains("details") != upstreams); // which tells none, and ours the code's word
     }
     SECTION("in an array, too") {
         const HttpResponse response = gateway.post(kArray, prompt_body("y [sim events=6 cut-after=2]"));
@@ -274,6 +280,26 @@ TEST_CASE("HEAD, OPTIONS, wrong methods and unknown paths are answered as HTTP h
     CHECK(field(gateway.post(kSse, prompt_body("x"), {"Origin: https://app.example"}), "Access-Control-Allow-Origin") ==
           "https://app.example");
     CHECK(gateway.post(kSse, prompt_body("x"), {"Origin: https://evil.example"}).status == 403);
+}
+
+TEST_CASE("a name that a page could have led here is refused where no token is asked for, but for an allowed one") {
+    World world;
+    const Gateway gateway(world, {"--allow-host", "LLM.example.org"});
+    gateway.wait_until_ready();
+    const HttpResponse refused = gateway.get("/v1beta/models", {"Host: evil.example:8790"});
+    CHECK(refused.status == 403);
+    CHECK(Json::parse(refused.body).at("error").at("message").get<std::string>().find("--allow-host evil.example") !=
+          std::string::npos);
+    CHECK(gateway.get("/healthz", {"Host: llm.example.org"}).status == 200);
+    CHECK(gateway.get("/healthz", {"Host: gateway:8790"}).status == 200);
+    CHECK(gateway.get("/healthz", {"Host: [::1]:8790"}).status == 200);
+    CHECK(world.calls() == 0);
+}
+
+TEST_CASE("a gateway under test serves on, however long its log grows and nobody reads it") {
+    World world;
+    const Gateway gateway(world);
+    for (int i = 0; i < 40; ++i) REQUIRE(gateway.get("/" + std::string(8'000, 'x')).status == 404);
 }
 
 TEST_CASE("what is too large, encoded or no HTTP is refused, and nothing of it reaches the broker") {

@@ -1400,6 +1400,28 @@ TEST_CASE("the notification window is opened, asked for and closed") {
     CHECK(attachment.notify(GCOALESCE_NOTIFY_STATUS, "", 0s, 300ms, left) != GCOALESCE_OK);
 }
 
+TEST_CASE("upstream's error document is told with the ending, and stays when the slot is another stream's") {
+    const ScratchInstance where;
+    FakeBroker broker(*where);
+    client::Attachment attachment = attached_to(where);
+    client::Subscription subscription, other;
+    const StreamRef stream = started(broker, attachment, "refused", subscription);
+    CHECK(subscription.error_document().empty());
+    const std::string document = R"({"error": {"code": 429, "details": []}})";
+    SlotEnding ending{};
+    ending.kind = GCOALESCE_FAILED;
+    ending.code = GCOALESCE_RATE_LIMITED;
+    broker.with_store([&](Store& store) { store.end(stream, ending, 0, document); });
+    CHECK(subscription.error_document().empty()); // until the ending has been read
+    CHECK(read_all(subscription).empty());
+    CHECK(subscription.error_document() == document);
+    finish(broker, started(broker, attachment, "whole", other));
+    CHECK(read_all(other).empty());
+    CHECK(other.error_document().empty());
+    CHECK(subscription.error_document() == document);
+    CHECK(std::string_view(gcoalesce_error_document(nullptr)).empty());
+}
+
 TEST_CASE("structs are filled up to the size that their caller knows") {
     const ScratchInstance where;
     FakeBroker broker(*where);

@@ -50,7 +50,21 @@ TEST_CASE("a target's query is read decoded, the first of a name") {
     CHECK(target.query("d") == "");
     CHECK_FALSE(target.query("e"));
     CHECK(Target("/p?k%65y=k+1").query("key") == "k 1");
+    CHECK(target.query_but({"a", "b", "c", "", "d"}).empty());
+    CHECK(target.query_but({"a", "b", "d", ""}) == "c");
+    CHECK(Target("/p?k%65y=k").query_but({}).empty());
     CHECK(Target("/p?a=%4&b=%zz&c=%").query("b") == "%zz");
+}
+
+TEST_CASE("only names that public DNS may have are public") {
+    for (const char* own :
+         {"", "localhost", "LOCALHOST:8790", "gateway", "gateway:80", "a.localhost", "127.0.0.1", "127.0.0.1:8790",
+          "10.1.2.3", "[::1]", "[::1]:8790", "[::ffff:1.2.3.4]:80", ".", "gateway."})
+        CHECK(public_name(own).empty());
+    CHECK(public_name("evil.example") == "evil.example");
+    CHECK(public_name("Evil.Example.:8790") == "evil.example");
+    CHECK(public_name("127.0.0.1.evil.example:8790") == "127.0.0.1.evil.example");
+    CHECK(public_name("localhost.evil.example") == "localhost.evil.example");
 }
 
 TEST_CASE("no key or token stays in a query that is passed on, however its name is written") {

@@ -753,6 +753,38 @@ TEST_CASE("Nothing that looks like a key passes into a message") {
     CHECK_THAT(outcome_of_error(400, kBadKey).message, !Contains("hunter2")); // which DebugInfo repeats
 }
 
+TEST_CASE("An error's document is handed on as it came, but for keys and the array around it") {
+    const auto document = [](const std::string& body) { return outcome_of_error(400, body).document; };
+    CHECK(document(kQuota) + "\n" == kQuota);
+    CHECK(document("[" + kQuota + "]") == nlohmann::ordered_json::parse(kQuota).dump(2));
+
+    const std::string key = std::string("AIza") + "SyA1234567890abcdefghijklmnopqrstuv"; // as above
+    const auto details = nlohmann::json::parse(document(kBadKey)).at("error").at("details");
+    REQUIRE(details.size() == 1);
+    CHECK(details[0].at("reason") == "API_KEY_INVALID");
+    const nlohmann::json redacted = nlohmann::json::parse(
+        document(error_body("bad: " + key, R"([{"@type":"x","metadata":{"consumer":"api_key:)" + key + "\"}}]")));
+    CHECK(redacted.at("error").at("message") == "bad: [redacted]");
+    CHECK(redacted.at("error").at("details")[0].at("metadata").at("consumer") == "api_key:[redacted]");
+
+    // In the midst of an answer as at its beginning, bare or framed.
+    for (const std::string& body : {framed({kHello}) + kQuota, framed({kHello, replaced(kQuota, "\n", "")})}) {
+        AnswerReader reader(Method::stream, 200, 1 << 20);
+        reader.feed(body, [](std::string_view) {});
+        CHECK(nlohmann::json::parse(reader.finish(true, [](std::string_view) {}).document) ==
+              nlohmann::json::parse(kQuota));
+    }
+
+    for (const std::string& none :
+         {std::string(), kHtml, kQuota.substr(0, kQuota.size() / 2), kHello, std::string("[]"), std::string("null"),
+          std::string(R"({"error":"words"})"), kQuota + kQuota, error_body(std::string(20'000, 'x')),
+          std::string("{\"error\":{\"a\":\"\xFF\"}}"),
+          "{\"error\":{\"a\":" + std::string(5'000, '[') + std::string(5'000, ']') + "}}"}) {
+        INFO(none.substr(0, 100));
+        CHECK(document(none).empty());
+    }
+}
+
 TEST_CASE("No text of the answer passes into a message") {
     for (const std::string& body :
          {framed({event_with("secret")}), framed({event_with("secret").substr(0, 70)}),

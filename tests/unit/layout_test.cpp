@@ -144,6 +144,8 @@ std::set<std::string> layout_of_the_code() {
     GCOALESCE_FIELD(SlotEnding, finish_reason);
     GCOALESCE_FIELD(SlotEnding, model_version);
     GCOALESCE_FIELD(SlotEnding, message);
+    GCOALESCE_FIELD(SlotEnding, document_offset);
+    GCOALESCE_FIELD(SlotEnding, document_bytes);
     GCOALESCE_STRUCT(Extent);
     GCOALESCE_FIELD(Extent, next);
     GCOALESCE_FIELD(Extent, capacity);

@@ -66,6 +66,26 @@ struct World {
 
 } // namespace
 
+TEST_CASE("an error document stands beside the ending for as long as its stream, and its memory comes back") {
+    World world;
+    const Shared<std::uint64_t>& free = world.store.view().header().extents_free;
+    const auto document_of = [&](const std::string& document) {
+        const StreamRef stream = world.open(2);
+        world.store.end(stream, SlotEnding{}, 0, document);
+        StreamReader reader(world.store.view(), stream.slot, stream.identity);
+        std::string told = reader.document(reader.ending());
+        CHECK(world.store.retire(stream));
+        return told;
+    };
+    const std::string most(kMostDocument, 'x');
+    CHECK(document_of("").empty());
+    const std::uint64_t before = free.load();
+    CHECK(document_of("{\"error\": {}}") == "{\"error\": {}}");
+    CHECK(document_of(most) == most);
+    CHECK(document_of(most + "x").empty());
+    CHECK(free.load() == before);
+}
+
 TEST_CASE("events come back whole and in order, whatever their sizes") {
     World world(24 << 20);
     const StreamRef stream = world.open(1);

@@ -213,6 +213,11 @@ GCOALESCE_API int gcoalesce_span_valid(const gcoalesce_subscription* subscriptio
  */
 GCOALESCE_API gcoalesce_code gcoalesce_ending_of(const gcoalesce_subscription* subscription, gcoalesce_ending* ending);
 
+/* Where upstream failed with an error of its own: that, as JSON text such as {"error": {"code": 429, ...}}, without
+ * what might show an API key. "": there is none, or the stream has not ended. Valid until gcoalesce_close.
+ * (https://ai.google.dev/gemini-api/docs/troubleshooting, google.rpc.Status) */
+GCOALESCE_API const char* gcoalesce_error_document(const gcoalesce_subscription* subscription);
+
 /* How the request was served, and what it reads. Filled up to info->size bytes. */
 GCOALESCE_API gcoalesce_code gcoalesce_info_of(const gcoalesce_subscription* subscription, gcoalesce_info* info);
 

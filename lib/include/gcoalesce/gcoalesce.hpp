@@ -93,6 +93,8 @@ class Subscription {
         if (code == GCOALESCE_TIMED_OUT || found.kind == GCOALESCE_IN_FLIGHT) return std::nullopt;
         return found;
     }
+    // gcoalesce_error_document; until close().
+    std::string_view error_document() const noexcept { return gcoalesce_error_document(handle_); }
     gcoalesce_info info() const noexcept {
         gcoalesce_info found{};
         found.size = sizeof found;
