@@ -388,8 +388,9 @@ bool redact(nlohmann::ordered_json& json) {
 }
 
 bool is_debug_info(const nlohmann::ordered_json& detail) {
-    return detail.is_object() &&
-           detail.value("@type", nlohmann::ordered_json()) == "type.googleapis.com/google.rpc.DebugInfo";
+    const auto type = detail.find("@type");
+    return type != detail.end() && type->is_string() &&
+           type->get_ref<const std::string&>().find("DebugInfo") != std::string::npos;
 }
 
 // The error as callers may see it: upstream's own bytes, but for what would show a key, and for the array that the
@@ -416,7 +417,9 @@ std::string error_document(std::string_view text) {
         changed = changed || details->size() < all;
     }
     changed = redact(json) || changed;
-    return changed ? json.dump(2) : std::string(text);
+    std::string shown = changed ? json.dump(2) : std::string(text);
+    if (redacted(shown) != shown) return {}; // in a name, say
+    return shown;
 }
 
 // An error document that came with status 200 tells its own.

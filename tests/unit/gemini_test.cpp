@@ -778,7 +778,7 @@ TEST_CASE("An error's document is handed on as it came, but for keys and the arr
     for (const std::string& none :
          {std::string(), kHtml, kQuota.substr(0, kQuota.size() / 2), kHello, std::string("[]"), std::string("null"),
           std::string(R"({"error":"words"})"), kQuota + kQuota, error_body(std::string(20'000, 'x')),
-          std::string("{\"error\":{\"a\":\"\xFF\"}}"),
+          "{\"error\":{\"" + key + "\":1}}", std::string("{\"error\":{\"a\":\"\xFF\"}}"),
           "{\"error\":{\"a\":" + std::string(5'000, '[') + std::string(5'000, ']') + "}}"}) {
         INFO(none.substr(0, 100));
         CHECK(document(none).empty());
