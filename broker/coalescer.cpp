@@ -356,7 +356,8 @@ Result<void> Coalescer::check_limits(const OpenRequest& request, TemplateState& 
         return with_retry(fail(GCOALESCE_DRAINING, "the broker is shutting down: ask again when it is back"), 1000);
     if (running_.size() >= limits_.in_flight)
         return with_retry(fail(GCOALESCE_BUSY,
-                               "{} answers are being produced, the most allowed at once: ask again later",
+                               "as many answers are being produced as are allowed at once, {} (--max-in-flight): ask "
+                               "again later",
                                running_.size()),
                           1000);
     if (const std::uint64_t most = of.settings->in_flight; most != 0 && of.in_flight >= most)

@@ -24,6 +24,9 @@ constexpr long kWarmUpMs = 10'000;
 constexpr long kKeptConnections = 16;
 constexpr int kDeadAfterMs = 20'000; // sent bytes, or keep-alive probes, unanswered for so long
 constexpr std::int64_t kMostRetrySeconds = 24 * 3600;
+constexpr std::string_view kKeyField = "x-goog-api-key: ";
+constexpr std::string_view kRedacted = "[redacted]";
+constexpr std::size_t kLeastKey = 12; // bytes; anything shorter may be a word
 
 struct CloseEasy {
     void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
@@ -132,7 +135,8 @@ struct CurlCall {
     void end_of_header() {
         long status = 0;
         curl_easy_getinfo(easy.get(), CURLINFO_RESPONSE_CODE, &status);
-        if (status < 200 || head || events == nullptr) return; // 1xx: another one follows
+        // 1xx: another one follows; but for 101, behind which libcurl takes the rest for a body.
+        if ((status < 200 && status != 101) || head || events == nullptr) return;
         head = true;
         char* type = nullptr;
         if (curl_easy_getinfo(easy.get(), CURLINFO_CONTENT_TYPE, &type) == CURLE_OK && type != nullptr)
@@ -209,12 +213,21 @@ struct CurlUpstream::Multi : std::enable_shared_from_this<Multi> {
         bearer_headers = headers_with(key, true);
     }
 
+    // Within the header that brings it: there is no further copy. "": none.
+    std::string_view key() const {
+        for (const curl_slist* line = headers.get(); line != nullptr; line = line->next) {
+            const std::string_view text(line->data);
+            if (text.starts_with(kKeyField)) return text.substr(kKeyField.size());
+        }
+        return {};
+    }
+
     static Headers headers_with(const ApiKey* key, bool bearer) {
         Headers list;
         add(list, "content-type: application/json");
         add(list, "Expect:"); // else a large body waits a second for leave to come
         if (key == nullptr) return list;
-        std::string line = bearer ? "authorization: Bearer " : "x-goog-api-key: ";
+        std::string line = bearer ? "authorization: Bearer " : std::string(kKeyField);
         line.reserve(line.size() + key->text().size()); // no copy left behind by growing
         line += key->text();
         add(list, line.c_str());
@@ -450,6 +463,14 @@ Result<std::unique_ptr<CurlUpstream>> CurlUpstream::create(asio::io_context& loo
 
 void CurlUpstream::set_key(const ApiKey& key) {
     multi_->set_key(&key);
+}
+
+std::string CurlUpstream::without_key(const UpstreamCall& call, std::string text) const {
+    std::string_view key = call.api_key ? call.api_key->text() : multi_->key();
+    if (key.size() < kLeastKey) return text;
+    for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += kRedacted.size())
+        text.replace(at, key.size(), kRedacted);
+    return text;
 }
 
 void CurlUpstream::warm_up() {

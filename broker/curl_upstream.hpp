@@ -42,6 +42,7 @@ class CurlUpstream final : public Upstream {
     bool needs_key() const;
 
     std::unique_ptr<RunningCall> start(const UpstreamCall& call, UpstreamEvents& events) override;
+    std::string without_key(const UpstreamCall& call, std::string text) const override;
     void warm_up() override; // a HEAD of the URL's root, without the key
 
   private:

@@ -170,6 +170,7 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
     // ---- what comes of it ------------------------------------------------------------------------------------------
 
     void take(std::string_view piece) {
+        if (!reader) return judge(failed(GCOALESCE_BAD_ANSWER, "upstream sent a body without a status"));
         empty = empty && piece.empty();
         const std::uint64_t before = events;
         const bool more = reader->feed(piece, [this](std::string_view json) { publish(json); });
@@ -266,6 +267,8 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
         if (over) return;
         running.reset();
         next_event.reset();
+        outcome.message = upstream.without_key(call, std::move(outcome.message));
+        outcome.document = upstream.without_key(call, std::move(outcome.document));
         if (outcome.kind == GCOALESCE_FAILED && !refused && outcome.retry_ms == 0) outcome.retry_ms = retry_after_ms;
         const Nanos now = timers.clock().monotonic();
         const bool pass = call.method == Method::pass; // which may not be safe to repeat, and is of no model
@@ -277,10 +280,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
                 delay = std::max(delay, known->until - now);
             if (delay < deadline - now) {
                 reader.reset();
-                next_try = timers.after(delay, [this, code = outcome.code, status = outcome.http_status] {
-                    store.count_retry(stream, code, status);
-                    start_try();
-                });
+                // Told at once, and not when the wait is over: whoever looks meanwhile wants to know why nothing comes.
+                store.count_retry(stream, outcome.code, outcome.http_status, delay);
+                store.note_error(outcome.code, outcome.http_status, outcome.message);
+                next_try = timers.after(delay, [this] { start_try(); });
                 return;
             }
         }

@@ -557,9 +557,9 @@ Result<void> Store::put(StreamRef stream, std::string_view event) {
         if (share.held + sizeof(Extent) + capacity > share.pool_bytes) capacity = needed;
         while (share.held + sizeof(Extent) + capacity > share.pool_bytes) {
             if (!reclaim(Wanted::extents, known.template_index))
-                return fail(GCOALESCE_NO_MEMORY,
-                            "the template's share of the segment, {}, is full: raise its pool_share",
-                            format_size(share.pool_bytes));
+                return fail(GCOALESCE_NO_MEMORY, "the template's share of the segment, {}, is full: raise {}",
+                            format_size(share.pool_bytes),
+                            share.pool_bytes < header_->extents.count / 100 * 100 ? "its pool_share" : "--memory");
         }
         std::uint64_t offset = pool_->allocate(sizeof(Extent) + capacity);
         if (offset == 0) {
@@ -718,12 +718,12 @@ void Store::end(StreamRef stream, SlotEnding ending, Nanos fresh_for, std::strin
     publish(s, stream.slot);
 }
 
-void Store::count_retry(StreamRef stream, Code failure, int upstream_status) {
+void Store::count_retry(StreamRef stream, Code failure, int upstream_status, Nanos again_in) {
     if (!holds(stream)) return;
     set_upstream_status(stream, upstream_status);
     const std::uint32_t retry = slot(stream).retries.fetch_add(1, std::memory_order_relaxed) + 1;
     count(Counter::upstream_retries);
-    log(LogKind::retry, failure, stream, retry);
+    log(LogKind::retry, failure, stream, retry, format_duration(again_in));
 }
 
 void Store::set_upstream_status(StreamRef stream, int status) {

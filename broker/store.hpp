@@ -132,7 +132,7 @@ class Store {
     void end(StreamRef stream, SlotEnding ending, Nanos fresh_for, std::string_view document = {});
 
     // The call is made again, since it failed so.
-    void count_retry(StreamRef stream, Code failure, int upstream_status);
+    void count_retry(StreamRef stream, Code failure, int upstream_status, Nanos again_in);
     void set_upstream_status(StreamRef stream, int status);
 
     // Takes the stream out of the index and closes its slot; returns how many pins it has, exactly: after this, no

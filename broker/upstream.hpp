@@ -47,6 +47,8 @@ class Upstream {
     virtual ~Upstream() = default;
     // `events` must outlive the returned call.
     [[nodiscard]] virtual std::unique_ptr<RunningCall> start(const UpstreamCall& call, UpstreamEvents& events) = 0;
+    // The text with the key that the call goes with taken out, should upstream have repeated it.
+    virtual std::string without_key(const UpstreamCall& call, std::string text) const = 0;
     // Opens a connection, name and TLS included, where none is kept: calls are expected soon.
     virtual void warm_up() = 0;
 };

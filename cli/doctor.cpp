@@ -164,9 +164,11 @@ class Doctor {
                            "wait for it, or start it again");
             return add(ok, "broker", who + " is serving");
         case Liveness::unresponsive:
-            return add(failure, "broker", fmt::format("{} lives, but its heart stands still since {}", who, since),
-                       "is it stopped (SIGSTOP), traced, or starved of CPU? Restart it: streams are kept",
-                       ExitCode::no_broker);
+            return add(
+                failure, "broker", fmt::format("{} lives, but its heart stands still since {}", who, since),
+                "is it stopped (SIGSTOP), traced, or starved of CPU? SIGKILL ends it; what has ended stays where "
+                "--state-dir keeps it",
+                ExitCode::no_broker);
         case Liveness::dead:
             return add(failure, "broker", fmt::format("{} died about {}", who, since),
                        start_advice() + "; `gcoalesce log --once` shows what it did last", ExitCode::no_broker);
@@ -210,7 +212,8 @@ class Doctor {
         if (refused != 0)
             return add(warning, "key",
                        fmt::format("there is one; upstream refused it, last at {}", format_wall(refused)),
-                       "check it with --online; put a valid one into its place, then `gcoalesce templates reload`");
+                       "check it with --online; put a valid one into its place, then restart the broker (a key file or "
+                       "credential: `gcoalesce templates reload`)");
         add(ok, "key", "there is one, or upstream needs none; --online proves that it is taken");
     }
 

@@ -42,7 +42,11 @@ std::optional<StreamFacts> find_stream(Context& context, const SegmentView& segm
     if (found.empty()) {
         report(context,
                Error{GCOALESCE_NOT_FOUND,
-                     fmt::format("no stream's key or id begins with \"{}\": `gcoalesce keys` lists them", digits), 0},
+                     fmt::format(
+                         "no stream's key or id begins with \"{}\": `gcoalesce keys` lists them; one that is on disk "
+                         "alone `gcoalesce ask --resume ID.0` brings back",
+                         digits),
+                     0},
                json);
         return std::nullopt;
     }

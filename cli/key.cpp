@@ -34,7 +34,9 @@ canonical form; what that left out, filled in or spelled in another way is told.
 
 Then it says what would happen to the request at this moment: it would *join* a running
 stream, *hit* a finished answer that is still fresh, *start* a call, or be refused
-(*busy*, *draining*, or *none* where there is no broker).
+(*busy*: the stream has all the readers that its template allows; *draining*, or *none*
+where there is no broker). What upstream refuses for now, and whether there are more calls
+than allowed at once, only the broker knows: `gcoalesce log --filter kind=retry,refused`.
 
 Templates and streams are read out of the segment; it needs no running broker.)";
 

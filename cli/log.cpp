@@ -33,7 +33,8 @@ constexpr std::size_t kContinued = 4; // further right than the line that it goe
 
 constexpr const char* kFooter = R"(
 The broker keeps the last 4096 records since its start: when a stream started or came
-back from disk, had its first event, was retried, ended, left; who attached; what was refused; when the window was opened.
+back from disk, had its first event, was retried, ended, left; who attached; what was
+refused; when the window was opened.
 
 On a terminal it shows the last 20 and then follows; in a pipe, all that are there.
 --follow and --once choose. A follower that falls behind is told how many it missed.

@@ -76,8 +76,8 @@ std::string log_details(const LogFacts& record) {
                            text.empty() ? "" : " " + text, counted(record.number, "event"), status_words(record));
     case LogKind::retired: return counted(record.number, "event");
     case LogKind::retry:
-        return fmt::format("number {}: {}{}", record.number, code_name(static_cast<Code>(record.code)),
-                           status_words(record));
+        return fmt::format("number {}: {}{}{}", record.number, code_name(static_cast<Code>(record.code)),
+                           status_words(record), text.empty() ? "" : ", again in " + text);
     case LogKind::notify:
         return record.code != 0 ? fmt::format("the window is open for {}", format_duration(time))
                                 : "the window is closed";
@@ -122,6 +122,7 @@ nlohmann::ordered_json to_json(const LogFacts& record, std::uint64_t number, con
     case LogKind::retired: json["events"] = record.number; break;
     case LogKind::retry:
         json["retry"] = record.number;
+        if (const auto again_in = parse_duration(record.text.view())) json["again_in_ms"] = to_ms(*again_in);
         json["code"] = code_name(static_cast<Code>(record.code));
         break;
     case LogKind::notify:

@@ -60,7 +60,9 @@ void run_serve(Arguments& arguments, Context& context) {
     }
     for (std::string& host : options.hosts) {
         const std::string name = gateway::public_name(host);
-        if (name.empty() || host.find(':') != std::string::npos)
+        const bool good = name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-_.") == std::string::npos &&
+                          !name.empty() && !name.starts_with('.') && name.find("..") == std::string::npos;
+        if (!good || host.find(':') != std::string::npos)
             throw CLI::ValidationError(
                 "--allow-host",
                 fmt::format("expected a name such as llm.example.org, found \"{}\"; addresses and names without dots "

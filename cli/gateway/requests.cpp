@@ -53,6 +53,8 @@ bool Connection::admit() {
     caller_ = {};
 
     origin_.clear();
+    if (request.count(http::field::host) > 1 || (http_1_1_ && request.count(http::field::host) == 0))
+        return refuse(bad_request("expected one Host field")), false; // RFC 9112, section 3.2
     if (const std::string origin = field("Origin"); !origin.empty()) {
         const auto& allowed = world_.options.cors_origins;
         const bool all = std::ranges::find(allowed, "*") != allowed.end();
@@ -62,6 +64,12 @@ bool Connection::admit() {
                    false;
         origin_ = all ? "*" : origin;
     }
+    // Of an image or a link on some other page's browsers tell no origin, but this.
+    if (origin_.empty() && same_word(field("Sec-Fetch-Site"), "cross-site"))
+        return refuse(
+                   with_status(403, GCOALESCE_NO_PERMISSION,
+                               "pages of other sites may not ask: gcoalesce serve --cors-origin lets their scripts")),
+               false;
     if (const std::string name = public_name(field("Host")); !name.empty() && !world_.tokens && peer_ != "unix") {
         const auto& allowed = world_.options.hosts;
         if (std::ranges::find(allowed, name) == allowed.end())
@@ -246,19 +254,24 @@ void Connection::chat() {
 }
 
 void Connection::pass(const Route& route) {
+    const std::string& body = parser_->get().body();
+    if (!body.empty() && !nlohmann::json::accept(body)) // it would go on as what it is not
+        return respond(response_of(with_status(415, GCOALESCE_BAD_REQUEST,
+                                               "expected a body of JSON: uploads are not passed on; send them to "
+                                               "Gemini itself")));
     client::Request request = callers_own();
     request.dialect = GCOALESCE_PASS;
     request.verb = head_only_ ? "GET" : std::string(view(parser_->get().method_string()));
     request.path = route.path;
-    request.body = parser_->get().body();
+    request.body = body;
     open(request, {Form::passed, 0, {}, false});
 }
 
 // A template and its variables as JSON; or, with a model in the query, a whole request of the API, which goes upstream
 // as it is.
 void Connection::create_stream(const Target& target) {
-    if (const std::string other = target.query_but({"model"}); !other.empty())
-        return respond(response_of(bad_request(fmt::format("expected no parameter but model, found \"{}\"", other))));
+    if (const auto other = target.query_but({"model"}))
+        return respond(response_of(bad_request(fmt::format("expected no parameter but model, found \"{}\"", *other))));
     client::Request request = callers_own();
     std::string variables;
     if (const std::optional<std::string> model = target.query("model")) {
@@ -328,9 +341,9 @@ void Connection::notify(const Target& target) {
         return respond(response_of(with_status(403, GCOALESCE_NO_PERMISSION,
                                                "notify needs a token whose line in --token-file ends in :admin")));
     // A misspelt "off" must not open the window.
-    if (const std::string other = target.query_but({"action", "for", "template"}); !other.empty())
+    if (const auto other = target.query_but({"action", "for", "template"}))
         return respond(response_of(
-            bad_request(fmt::format("expected the parameters action, for and template, found \"{}\"", other))));
+            bad_request(fmt::format("expected the parameters action, for and template, found \"{}\"", *other))));
     World::Notify wanted;
     std::string action = target.query("action").value_or("on"), duration = target.query("for").value_or("");
     wanted.templates = target.query("template").value_or("");
@@ -340,8 +353,9 @@ void Connection::notify(const Target& target) {
         for (const auto& [name, value] : asked.items()) {
             if (name == "templates" && value.is_array()) {
                 wanted.templates.clear();
+                good = good && !value.empty(); // none is not all
                 for (const auto& id : value) {
-                    good = good && id.is_string();
+                    good = good && id.is_string() && id != "";
                     if (good) wanted.templates += (wanted.templates.empty() ? "" : ",") + id.get<std::string>();
                 }
             } else if ((name == "action" || name == "for") && value.is_string()) {

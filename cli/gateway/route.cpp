@@ -29,12 +29,12 @@ std::optional<std::string> Target::query(std::string_view name) const {
     return std::nullopt;
 }
 
-std::string Target::query_but(std::initializer_list<std::string_view> names) const {
+std::optional<std::string> Target::query_but(std::initializer_list<std::string_view> names) const {
     for (const QueryParameter& parameter : query_parameters(query_)) {
         if (!parameter.is_credential() && std::ranges::find(names, parameter.name) == names.end())
             return parameter.name;
     }
-    return {};
+    return std::nullopt;
 }
 
 std::string Target::query_without_key() const {

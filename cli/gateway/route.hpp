@@ -19,8 +19,8 @@ class Target {
     const std::string& path() const { return path_; }
     // The first value of that name, decoded; nullopt: there is none.
     std::optional<std::string> query(std::string_view name) const;
-    // The first name in it that is none of these and brings no key; "": there is no other.
-    std::string query_but(std::initializer_list<std::string_view> names) const;
+    // The first name in it that is none of these and brings no key; nullopt: there is no other.
+    std::optional<std::string> query_but(std::initializer_list<std::string_view> names) const;
     // The whole query but for keys and tokens, with its question mark; "": there is none.
     std::string query_without_key() const;
 

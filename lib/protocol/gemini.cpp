@@ -372,30 +372,29 @@ Outcome failed_upstream(int http_status, const std::optional<ErrorDocument>& err
     return outcome;
 }
 
-// Takes what may be key material out of every string.
-bool redact(nlohmann::ordered_json& json) {
-    bool changed = false;
-    if (json.is_string()) {
-        const std::string& text = json.get_ref<const std::string&>();
-        std::string safe = redacted(text);
-        changed = safe != text;
-        if (changed) json = std::move(safe);
-    }
-    if (json.is_structured()) {
-        for (auto& inner : json) changed = redact(inner) || changed;
-    }
-    return changed;
-}
-
-bool is_debug_info(const nlohmann::ordered_json& detail) {
-    const auto type = detail.find("@type");
-    return type != detail.end() && type->is_string() &&
+bool is_debug_info(const nlohmann::ordered_json& value) {
+    const auto type = value.find("@type");
+    return type != value.end() && type->is_string() &&
            type->get_ref<const std::string&>().find("DebugInfo") != std::string::npos;
 }
 
-// The error as callers may see it: upstream's own bytes, but for what would show a key, and for the array that the
-// OpenAI form wraps it in at times, which its SDK cannot read. "": there is none in this text, or one of a size or
-// depth that no real one has.
+// Takes out what may be key material, and DebugInfo, which repeats the key.
+void redact(nlohmann::ordered_json& json) {
+    if (json.is_string()) json = redacted(json.get_ref<const std::string&>());
+    for (auto it = json.begin(); json.is_structured() && it != json.end();) {
+        if (is_debug_info(*it)) {
+            it = json.erase(it);
+        } else {
+            redact(*it);
+            ++it;
+        }
+    }
+}
+
+// The error as callers may see it, as Google's servers lay JSON out: upstream's, but for what would show a key, and for
+// the array that the OpenAI form wraps it in at times, which its SDK cannot read. Written anew, so that nothing is in
+// it that was not looked at (a member that comes twice, bytes behind the end). "": there is none in this text, or one
+// of a size or depth that no real one has.
 std::string error_document(std::string_view text) {
     text = trimmed(text);
     if (text.size() > kMaxShownDocument) return {};
@@ -405,19 +404,10 @@ std::string error_document(std::string_view text) {
         return !deep;
     };
     nlohmann::ordered_json json = nlohmann::ordered_json::parse(text, shallow, false);
-    bool changed = false;
-    if (!deep && json.is_array() && json.size() == 1) {
-        json = nlohmann::ordered_json(std::move(json.front()));
-        changed = true;
-    }
+    if (!deep && json.is_array() && json.size() == 1) json = nlohmann::ordered_json(std::move(json.front()));
     if (deep || !json.is_object() || !json.contains("error") || !json["error"].is_object()) return {};
-    if (const auto details = json["error"].find("details"); details != json["error"].end() && details->is_array()) {
-        const std::size_t all = details->size();
-        details->erase(std::remove_if(details->begin(), details->end(), is_debug_info), details->end());
-        changed = changed || details->size() < all;
-    }
-    changed = redact(json) || changed;
-    std::string shown = changed ? json.dump(2) : std::string(text);
+    redact(json);
+    std::string shown = json.dump(2);
     if (redacted(shown) != shown) return {}; // in a name, say
     return shown;
 }

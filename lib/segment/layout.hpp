@@ -355,7 +355,7 @@ struct LogFacts {
     std::uint64_t number;         // events, bytes, ms, pid: by kind
     std::uint32_t template_index; // of a stream or a window; kNoTemplate: of none
     std::int32_t upstream_status; // HTTP's; 0: none
-    Text<64> text;                // client name, finish reason, code's name: by kind
+    Text<64> text;                // client name, finish reason, code's name, time: by kind
 };
 constexpr std::uint32_t kNoTemplate = ~std::uint32_t{0};
 

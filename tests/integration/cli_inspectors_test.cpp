@@ -188,8 +188,8 @@ TEST_CASE("show tells all about a stream") {
     Segment segment;
     const StreamRef stream = segment.open(key_of({0xab, 0xcd, 0xef}), 0x9f3c2a71d04b55e8);
     segment.broker.with_store([&](Store& store) {
-        store.count_retry(stream, GCOALESCE_UPSTREAM_ERROR, 503);
-        store.count_retry(stream, GCOALESCE_RATE_LIMITED, 429);
+        store.count_retry(stream, GCOALESCE_UPSTREAM_ERROR, 503, kSecond);
+        store.count_retry(stream, GCOALESCE_RATE_LIMITED, 429, 29 * kSecond);
         store.set_upstream_status(stream, 200);
     });
     segment.append(stream, text_event("hello"));
@@ -220,8 +220,8 @@ TEST_CASE("show tells all about a stream") {
         "joinable     no: new requests do not find it\n"
         "readers      0 now; 0 joined\n"
         "retries      2\n"
-        "             +SPAN  number 1: upstream_error, HTTP 503\n"
-        "             +SPAN  number 2: rate_limited, HTTP 429\n"
+        "             +SPAN  number 1: upstream_error, HTTP 503, again in SPAN\n"
+        "             +SPAN  number 2: rate_limited, HTTP 429, again in SPAN\n"
         "policy       ttl_idle SPAN, ttl_window SPAN, linger SPAN, on_abandon finish\n"
         "             snapshot_ttl SPAN, kv_after SPAN, kv_ttl SPAN\n"
         "request      2B, SHA-256 0000000000000000000000000000000000000000000000000000000000000000\n"
@@ -278,10 +278,12 @@ TEST_CASE("show wants a name that fits one stream") {
         CHECK(ran.out.empty());
         CHECK(ran.err == err);
     };
-    check({"dead"}, 1, "gcoalesce: no stream's key or id begins with \"dead\": `gcoalesce keys` lists them\n");
+    check({"dead"}, 1,
+          "gcoalesce: no stream's key or id begins with \"dead\": `gcoalesce keys` lists them; one that is on disk "
+          "alone `gcoalesce ask --resume ID.0` brings back\n");
     check({"dead", "--json"}, 1,
           "{\"error\":{\"code\":\"not_found\",\"message\":\"no stream's key or id begins with \\\"dead\\\": `gcoalesce "
-          "keys` lists them\"}}\n");
+          "keys` lists them; one that is on disk alone `gcoalesce ask --resume ID.0` brings back\"}}\n");
     check({"abcd", "--json"}, 1,
           "{\"error\":{\"code\":\"not_found\",\"message\":\"\\\"abcd\\\" fits 2 streams, tell more digits\"}}\n");
     check({"abc"}, 2,
@@ -398,7 +400,7 @@ TEST_CASE("log tells what happened to streams, and its filters what of it is wan
     segment.end(one, complete());
     const StreamRef two = segment.open(key_of({0x11, 0x22}), 0x1111111111111111);
     segment.broker.with_store([&](Store& store) {
-        store.count_retry(two, GCOALESCE_UPSTREAM_ERROR, 503);
+        store.count_retry(two, GCOALESCE_UPSTREAM_ERROR, 503, kSecond);
         store.log(LogKind::notify, 1, {}, 6000, {}, 0);
         store.log(LogKind::refused, GCOALESCE_BUSY, {}, 1000);
     });
@@ -416,7 +418,7 @@ TEST_CASE("log tells what happened to streams, and its filters what of it is wan
           "TIME  first_event  abcdef00  9f3c2a71  default       after SPAN\n"
           "TIME  ended        abcdef00  9f3c2a71  default       complete STOP, 2 events\n"
           "TIME  started      11220000  11111111  default       request of 2B\n"
-          "TIME  retry        11220000  11111111  default       number 1: upstream_error, HTTP 503\n"
+          "TIME  retry        11220000  11111111  default       number 1: upstream_error, HTTP 503, again in SPAN\n"
           "TIME  notify       -         -         default       the window is open for SPAN\n"
           "TIME  refused      -         -         -             busy, try again in SPAN\n"
           "TIME  ended        11220000  11111111  default       failed upstream_error, 0 events, HTTP 503\n");
@@ -507,7 +509,7 @@ TEST_CASE("log after a crash shows what happened just before, on a terminal too"
     const StreamRef stream = segment.open(key_of({0xab, 0xcd}), 5, {"{}"});
     segment.broker.with_store([&](Store& store) {
         for (int i = 0; i < 30; ++i) store.log(LogKind::refused, GCOALESCE_BUSY);
-        store.count_retry(stream, GCOALESCE_CONNECT_FAILED, 0);
+        store.count_retry(stream, GCOALESCE_CONNECT_FAILED, 0, kSecond);
     });
     segment.broker.die();
     const Ran ran = segment.run({"log"});

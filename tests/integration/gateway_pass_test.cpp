@@ -109,6 +109,7 @@ TEST_CASE("T100: a call that is passed on counts as a request and a call, and co
     World world;
     const Gateway gateway(world);
     gateway.wait_until_ready();
+    CHECK(gateway.post("/v1beta/files", "no JSON", {"Content-Type: text/plain"}).status == 415);
     const HttpResponse told = gateway.post(kModelPath + ":countTokens", prompt_body("how long is this"));
     REQUIRE(told.status == 200);
     CHECK(Json::parse(told.body).at("totalTokens") > 0);

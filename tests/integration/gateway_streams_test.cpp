@@ -368,6 +368,9 @@ TEST_CASE("tokens decide who may ask and who may command, and share for themselv
         CHECK(stage.gateway.post("/v1/notify", R"({"what": 1})", ops).status == 400);
         const HttpResponse misspelt = stage.gateway.post("/v1/notify?acton=off", "{}", ops);
         CHECK(misspelt.status == 400);
+        CHECK(stage.gateway.post("/v1/notify?=off", "{}", ops).status == 400);
+        CHECK(stage.gateway.post("/v1/notify", R"({"templates": []})", ops).status == 400);
+        CHECK(stage.gateway.post("/v1/notify", R"({"templates": [""]})", ops).status == 400);
         CHECK(misspelt.body.find("found \\\"acton\\\"") != std::string::npos);
     }
 }

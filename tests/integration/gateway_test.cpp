@@ -293,6 +293,13 @@ TEST_CASE("a name that a page could have led here is refused where no token is a
     CHECK(gateway.get("/healthz", {"Host: llm.example.org"}).status == 200);
     CHECK(gateway.get("/healthz", {"Host: gateway:8790"}).status == 200);
     CHECK(gateway.get("/healthz", {"Host: [::1]:8790"}).status == 200);
+    CHECK(gateway.get("/v1beta/models", {"Sec-Fetch-Site: cross-site"}).status == 403); // an image's, say
+    CHECK(gateway.get("/healthz", {"Sec-Fetch-Site: none"}).status == 200);             // somebody typed it
+    for (const char* hosts : {"", "Host: localhost\r\nHost: evil.example\r\n"}) {
+        Wire wire(gateway.port());
+        wire.send(std::string("GET /healthz HTTP/1.1\r\n") + hosts + "\r\n");
+        CHECK(wire.read_until("\r\n").starts_with("HTTP/1.1 400"));
+    }
     CHECK(world.calls() == 0);
 }
 

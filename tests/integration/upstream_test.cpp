@@ -222,6 +222,22 @@ TEST_CASE("A key that is set later goes with the calls that start later; without
     CHECK(server.connections() == 1); // kept from call to call
 }
 
+TEST_CASE("The key that a call goes with is taken out of a text, and no word is taken for one") {
+    Bench bench("http://127.0.0.1:9");
+    const auto without = [&](const std::string& text, std::shared_ptr<const ApiKey> own = nullptr) {
+        UpstreamCall call;
+        call.api_key = std::move(own);
+        return bench.upstream->without_key(call, text);
+    };
+    CHECK(without("no key at all") == "no key at all");
+    bench.upstream->set_key(ApiKey("any"));
+    CHECK(without("any text") == "any text");
+    bench.upstream->set_key(ApiKey("0123456789abcdef"));
+    CHECK(without("0123456789abcdef, x0123456789abcdefx") == "[redacted], x[redacted]x");
+    const auto own = std::make_shared<const ApiKey>("the callers own");
+    CHECK(without("the callers own 0123456789abcdef", own) == "[redacted] 0123456789abcdef");
+}
+
 TEST_CASE("The environment's proxies do not count, an option's does") {
     RawServer server(kBody, kEmptyOk, false);
     ::setenv("http_proxy", "http://127.0.0.1:9", 1);
@@ -374,6 +390,21 @@ TEST_CASE("Redirects are not followed, interim responses are passed over, compre
         CHECK(call.status == row.status);
         CHECK(call.body == row.body);
         CHECK(std::count(call.order.begin(), call.order.end(), "head") == 1);
+    }
+}
+
+TEST_CASE("A change of protocol that nobody asked for is an answer like any other, and breaks nothing") {
+    for (const char* body : {"", "{\"error\": {}}"}) {
+        RawServer server(
+            kBody, std::string("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n") + body, true);
+        Bench bench(server.url());
+        for (int i = 0; i < 5; ++i) {
+            Recorder call;
+            bench.start(call, kBody);
+            bench.finish(call);
+            CHECK(call.status == 101);
+            CHECK((call.body.empty() || call.body == body));
+        }
     }
 }
 

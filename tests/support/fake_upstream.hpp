@@ -93,8 +93,14 @@ class FakeUpstream final : public Upstream {
     }
 
     void warm_up() override { ++warm_ups; }
+    std::string without_key(const UpstreamCall&, std::string text) const override {
+        if (const std::size_t at = text.find(key); !key.empty() && at != std::string::npos)
+            text.replace(at, key.size(), "[redacted]");
+        return text;
+    }
 
     int warm_ups = 0;
+    std::string key;           // that its calls go with
     bool fail_next = false;    // the next call cannot be started
     std::deque<Started> calls; // in the order of their starts; references stay good
 

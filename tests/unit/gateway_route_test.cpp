@@ -50,9 +50,10 @@ TEST_CASE("a target's query is read decoded, the first of a name") {
     CHECK(target.query("d") == "");
     CHECK_FALSE(target.query("e"));
     CHECK(Target("/p?k%65y=k+1").query("key") == "k 1");
-    CHECK(target.query_but({"a", "b", "c", "", "d"}).empty());
+    CHECK_FALSE(target.query_but({"a", "b", "c", "", "d"}));
+    CHECK(target.query_but({"a", "b", "c", "d"}) == "");
     CHECK(target.query_but({"a", "b", "d", ""}) == "c");
-    CHECK(Target("/p?k%65y=k").query_but({}).empty());
+    CHECK_FALSE(Target("/p?k%65y=k").query_but({}));
     CHECK(Target("/p?a=%4&b=%zz&c=%").query("b") == "%zz");
 }
 

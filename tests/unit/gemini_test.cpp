@@ -767,6 +767,21 @@ TEST_CASE("An error's document is handed on as it came, but for keys and the arr
     CHECK(redacted.at("error").at("message") == "bad: [redacted]");
     CHECK(redacted.at("error").at("details")[0].at("metadata").at("consumer") == "api_key:[redacted]");
 
+    // What was not looked at is not handed on: DebugInfo wherever it stands, members that come twice, what stands
+    // behind the end.
+    const std::string debug = R"({"@type":"type.googleapis.com/google.rpc.DebugInfo","detail":"hunter2"})";
+    for (const std::string& body :
+         {R"({"error":{"details":)" + debug + "}}", R"({"error":{"code":400},"details":[)" + debug + "]}",
+          R"({"error":{"details":[{"links":[)" + debug + "]}]}}",
+          R"({"error":{"details":[)" + debug + R"(],"details":[]}})",
+          std::string(R"({"error":{"message":"key=hunter2","message":"m"}})"),
+          std::string("{\"error\":{}}\0 hunter2", 21), std::string("\xEF\xBB\xBF{\"error\":{}}")}) {
+        INFO(body);
+        const std::string shown = document(body);
+        CHECK_THAT(shown, !Contains("hunter2") && !Contains("DebugInfo"));
+        CHECK((shown.empty() || shown.starts_with("{\n  \"error\": {")));
+    }
+
     // In the midst of an answer as at its beginning, bare or framed.
     for (const std::string& body : {framed({kHello}) + kQuota, framed({kHello, replaced(kQuota, "\n", "")})}) {
         AnswerReader reader(Method::stream, 200, 1 << 20);

@@ -500,6 +500,40 @@ TEST_CASE("T39: after the first event nothing is tried again, and no reader sees
     CHECK(bench.published().size() == 1);
 }
 
+TEST_CASE("A failed try is told of when it fails, not when its wait is over") {
+    Bench bench;
+    bench.start();
+    bench.call().respond(429, error_json(429, "RESOURCE_EXHAUSTED", "30s"));
+    CHECK(bench.calls() == 1);
+    CHECK(bench.segment.slot(bench.stream).retries == 1);
+    CHECK(bench.segment.slot(bench.stream).upstream_status == 429);
+    const SegmentView& view = bench.segment.store().view();
+    std::uint64_t noted = 0;
+    for (std::uint32_t i = 0; i < view.header().errors.count; ++i) noted += view.error(i).count.load();
+    CHECK(noted == 1);
+}
+
+TEST_CASE("A body that comes without a status fails the call and nothing else") {
+    Bench bench;
+    bench.limits.retries = 0;
+    bench.start();
+    bench.call().sent();
+    bench.call().bytes("{}");
+    check_end(bench, GCOALESCE_FAILED, GCOALESCE_BAD_ANSWER);
+}
+
+TEST_CASE("The key that a call went with is in nothing that is told of it, however it looks") {
+    Bench bench;
+    bench.limits.retries = 0;
+    bench.upstream.key = "a-key-of-words";
+    bench.start();
+    bench.call().respond(400, R"({"error": {"code": 400, "message": "no such key: a-key-of-words"}})");
+    check_end(bench, GCOALESCE_FAILED, GCOALESCE_UPSTREAM_ERROR);
+    CHECK(bench.outcome.message == "upstream answered 400: no such key: [redacted]");
+    CHECK(bench.outcome.document.find("a-key-of-words") == std::string::npos);
+    CHECK(bench.outcome.document.find("[redacted]") != std::string::npos);
+}
+
 TEST_CASE("The waits before retries are random below a bound that doubles from 500 ms to 8 s") {
     std::vector<Nanos> longest(8, 0);
     for (int run = 0; run < 100; ++run) {
