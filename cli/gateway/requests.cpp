@@ -242,6 +242,8 @@ void Connection::chat() {
     const nlohmann::json asked = nlohmann::json::parse(body, nullptr, false);
     if (!asked.is_object() || !asked.contains("model") || !asked["model"].is_string())
         return respond(response_of(bad_request("expected a JSON object with a model and messages")));
+    if (!field("X-Coalesce-Template").empty())
+        return respond(response_of(bad_request("expected no X-Coalesce-Template: templates are of Gemini's own form")));
     client::Request request = callers_own();
     request.dialect = GCOALESCE_OPENAI;
     request.model = asked["model"].get<std::string>();

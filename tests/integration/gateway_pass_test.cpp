@@ -103,6 +103,7 @@ TEST_CASE("the OpenAI form tells errors as errors, before the first byte and in 
     CHECK_FALSE(field(before, "Retry-After").empty());
     CHECK(gateway.post(kChat, "{}").status == 400);
     CHECK(gateway.post(kChat, "no JSON").status == 400);
+    CHECK(gateway.post(kChat, chat_body("x", true), {"X-Coalesce-Template: weather"}).status == 400);
 }
 
 TEST_CASE("T100: a call that is passed on counts as a request and a call, and counts no tokens") {
