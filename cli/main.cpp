@@ -57,6 +57,29 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error) {
         name, fmt::format("unknown command \"{}\"{}", extras.front(), gcoalesce::did_you_mean(extras.front(), names)));
 }
 
+// CLI11 takes "[a, b]" for a list where any number of words may follow, as a prompt's do: text would go upstream
+// without its brackets. A space behind them keeps it a word; RequestOptions takes it off again.
+std::vector<std::string> with_bracketed_words(const CLI::App& app, std::vector<std::string> arguments) {
+    const CLI::App* command = nullptr;
+    const auto takes_value = [&](const std::string& name) {
+        for (const CLI::App* at : {command, &app}) {
+            const CLI::Option* option = at == nullptr ? nullptr : at->get_option_no_throw(name);
+            if (option != nullptr) return option->get_items_expected_max() > 0;
+        }
+        return false;
+    };
+    bool is_value = false;
+    for (std::string& argument : arguments) {
+        if (!is_value && argument.size() >= 2 && argument.front() == '[' && argument.back() == ']') argument += ' ';
+        if (command == nullptr && !is_value) {
+            const auto named = app.get_subcommands([&](const CLI::App* one) { return one->get_name() == argument; });
+            if (!named.empty()) command = named.front();
+        }
+        is_value = !is_value && argument.starts_with('-') && takes_value(argument);
+    }
+    return arguments;
+}
+
 // With text on standard input and no command it is `ask`, whose options may then stand alone.
 bool may_be_ask(const CLI::App& app) {
     return app.get_subcommands().empty() && app.remaining().front().starts_with("-") &&
@@ -153,13 +176,15 @@ int run(int argc, char** argv) {
     }
     try {
         try {
-            app.parse(argc, argv);
+            std::vector<std::string> backwards = with_bracketed_words(app, {argv + 1, argv + argc});
+            std::ranges::reverse(backwards);
+            app.parse(std::move(backwards));
         } catch (const CLI::ExtrasError&) {
             if (!may_be_ask(app)) throw;
         }
         if (app.get_subcommands().empty()) {
             if (is_terminal(STDIN_FILENO)) return usage_error("gcoalesce", "expected a command");
-            return parse_as_ask(app, context, {argv + 1, argv + argc});
+            return parse_as_ask(app, context, with_bracketed_words(app, {argv + 1, argv + argc}));
         }
     } catch (const CLI::ParseError& error) {
         return parse_error(app, error);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "cli/view/terminal.hpp"
 #include "cli/view/utf8.hpp"
 #include "protocol/gemini.hpp"
+#include "segment/reader.hpp"
 
 namespace gcoalesce::cli {
 namespace {
@@ -46,12 +48,13 @@ struct Shown {
     StreamFacts stream;
     std::optional<TemplatePolicy> policy; // nothing: it is changing at this moment, or gone
     std::string request;                  // as much as was kept
+    std::string document;                 // upstream's own error; "": it told none
     std::vector<LogFacts> retries;
 };
 
 // Nothing: the slot went to another stream meanwhile.
 std::optional<Shown> look(const SegmentView& segment, const StreamFacts& stream) {
-    Shown shown{stream, std::nullopt, {}, {}};
+    Shown shown{stream, std::nullopt, {}, {}, {}};
     const SlotOpening& opening = stream.opening;
     if (opening.template_index < segment.template_count()) shown.policy = segment.policy(opening.template_index);
     if (opening.request_kept > 0) {
@@ -60,7 +63,8 @@ std::optional<Shown> look(const SegmentView& segment, const StreamFacts& stream)
         shown.request.resize(opening.request_kept);
         copy_out(shown.request.data(), head, shown.request.size());
     }
-    // Behind the copy: the identity advances before the extent is anybody else's.
+    if (!stream.in_flight) shown.document = StreamReader(segment, stream.slot, stream.identity).document(stream.ending);
+    // Behind the copies: the identity advances before the extent is anybody else's.
     if (segment.slot(stream.slot).generation.load(std::memory_order_acquire) >> 1 != stream.identity)
         return std::nullopt;
     for (LogCursor log(segment); const std::optional<LogFacts> record = log.next();) {
@@ -118,6 +122,8 @@ nlohmann::ordered_json to_json(const Shown& shown, const SegmentView& segment, c
         json["ended_wall_ms"] = to_ms(shown.stream.ending.ended_wall_ns);
         json["model_version"] = shown.stream.ending.model_version.view();
         json["retry_ms"] = shown.stream.ending.retry_ms;
+        const auto document = nlohmann::ordered_json::parse(shown.document, nullptr, false);
+        json["error_document"] = document.is_object() && !arguments.redact ? document : nlohmann::ordered_json(nullptr);
     }
     json["retried"] = nlohmann::ordered_json::array();
     for (const LogFacts& retry : shown.retries)
@@ -230,6 +236,11 @@ std::string to_text(const Shown& shown, const SegmentView& segment, const Argume
         sheet.add("ended", "no, it is in flight");
     else
         tell_ending(sheet, stream);
+    if (!shown.document.empty()) sheet.add("upstream", arguments.redact ? "told an error" : "told this error:");
+    if (!arguments.redact) {
+        std::istringstream lines(shown.document);
+        for (std::string line; std::getline(lines, line);) sheet.more(line);
+    }
     sheet.add("events", fmt::format("{}, {}{}", stream.events, format_size(stream.event_bytes),
                                     stream.evicted ? ": evicted, they are gone" : ""));
     sheet.add("joinable", freshness(stream, now));

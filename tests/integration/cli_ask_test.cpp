@@ -170,12 +170,21 @@ TEST_CASE("a prompt comes from arguments, standard input, both, or a file") {
     CHECK(key_of(world.run({"ask", "--json", "-f", text.path(), "Summarise it."})) == both);
     CHECK(key_of(world.run({"ask", "--json", "Another."})) != both);
 
+    // Brackets and commas are the prompt's, whatever the parser of command lines makes of lists.
+    const std::string list = R"(["sea, sky", []])";
+    const std::string bracketed = key_of(world.run({"ask", "--json"}, list));
+    CHECK(key_of(world.run({"ask", "--json", list})) == bracketed);
+    CHECK(key_of(world.run({"ask", "--no-stream", "--json", list})) ==
+          key_of(world.run({"ask", "--no-stream", "--json"}, list)));
+    CHECK(key_of(world.run({"ask", "--json", "--system", "[terse]", "[a]", "b", "[]"})) ==
+          key_of(world.run({"ask", "--json", "--system", "[terse]"}, "[a] b []")));
+
     // With text on standard input and no command it is `ask`.
     const Ran bare = world.run({}, "Some text\n\nSummarise it.");
     CHECK(bare.code == 0);
     CHECK(bare.out == world.run({"ask", "Some text\n\nSummarise it."}).out);
     CHECK(key_of(world.run({"--json"}, "Some text\n\nSummarise it.")) == both);
-    CHECK(world.calls() == 2);
+    CHECK(world.calls() == 5);
 }
 
 TEST_CASE("without a prompt ask is a usage error, never a silent wait") {

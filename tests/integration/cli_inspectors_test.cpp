@@ -248,6 +248,20 @@ TEST_CASE("show tells all about a stream") {
     CHECK(told["request"]["kept"] == "{}");
 }
 
+TEST_CASE("show has the error as upstream told it, but for redacted ones") {
+    World world;
+    const std::string prompt = "[sim status=429]";
+    CHECK(world.run({"ask", prompt}).code != 0);
+    const std::string key = world.run({"keys", "--json"}).json().at("keys").at(0).at("key");
+    const Ran shown = world.run({"show", key});
+    CHECK(shown.out.find("upstream     told this error:\n             {\n") != std::string::npos);
+    CHECK(shown.out.find("\"@type\": \"type.googleapis.com/google.rpc.QuotaFailure\"") != std::string::npos);
+    const auto told = world.run({"show", key, "--json"}).json().at("stream").at("error_document");
+    CHECK(told.at("error").at("status") == "RESOURCE_EXHAUSTED");
+    CHECK(world.run({"show", key, "--redact"}).out.find("QuotaFailure") == std::string::npos);
+    CHECK(world.run({"show", key, "--redact", "--json"}).json().at("stream").at("error_document").is_null());
+}
+
 TEST_CASE("show of a running stream, and of one whose request was long or must not be told") {
     World world;
     const std::string prompt = std::string(6000, 'x') + " [sim hold-after=1]";
