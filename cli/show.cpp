@@ -200,14 +200,22 @@ void tell_policy(Sheet& sheet, const Shown& shown) {
                                to_hex(shown.stream.opening.template_revision)));
 }
 
-std::string freshness(const StreamFacts& stream, Nanos now) {
+// Nobody goes on with the broker's streams.
+bool is_gone(const BrokerFacts& broker) {
+    return broker.state == "dead" || broker.state == "closed";
+}
+
+std::string freshness(const StreamFacts& stream, const BrokerFacts& broker, Nanos now) {
+    if (is_gone(broker)) return "no: the broker is " + broker.state;
     if (!stream.open_to_joiners) return "no: new requests do not find it";
     if (stream.in_flight) return "yes, while it runs";
     const Nanos fresh = stream.fresh_for(now);
     return fresh > 0 ? fmt::format("yes, for {} more", format_duration(fresh)) : "no: it is no longer fresh";
 }
 
-std::string to_text(const Shown& shown, const SegmentView& segment, const Arguments& arguments, Nanos now) {
+std::string to_text(const Shown& shown, const Inspection& inspected, const Arguments& arguments, Nanos now) {
+    const SegmentView& segment = inspected.segment.view;
+    const BrokerFacts& broker = inspected.broker;
     const StreamFacts& stream = shown.stream;
     const SlotOpening& opening = stream.opening;
     Sheet sheet;
@@ -233,7 +241,7 @@ std::string to_text(const Shown& shown, const SegmentView& segment, const Argume
                                         : "none")
                   : fmt::format("{} after it was opened", format_duration(stream.first_event_ns - opening.opened_ns)));
     if (stream.in_flight)
-        sheet.add("ended", "no, it is in flight");
+        sheet.add("ended", is_gone(broker) ? "no, and the broker is " + broker.state : "no, it is in flight");
     else
         tell_ending(sheet, stream);
     if (!shown.document.empty()) sheet.add("upstream", arguments.redact ? "told an error" : "told this error:");
@@ -243,7 +251,7 @@ std::string to_text(const Shown& shown, const SegmentView& segment, const Argume
     }
     sheet.add("events", fmt::format("{}, {}{}", stream.events, format_size(stream.event_bytes),
                                     stream.evicted ? ": evicted, they are gone" : ""));
-    sheet.add("joinable", freshness(stream, now));
+    sheet.add("joinable", freshness(stream, broker, now));
     sheet.add("readers", fmt::format("{} now; {} joined", stream.subscribers, stream.joins));
     sheet.add("retries", fmt::to_string(stream.retries));
     for (const LogFacts& retry : shown.retries)
@@ -277,7 +285,7 @@ void run_show(Context& context, const Arguments& arguments) {
         return;
     }
     const Nanos now = system_clock().monotonic();
-    if (!arguments.json) return write_out(to_text(*shown, segment, arguments, now));
+    if (!arguments.json) return write_out(to_text(*shown, *inspected, arguments, now));
     nlohmann::ordered_json json{{"version", 1}, {"broker", to_json(inspected->broker)}};
     json["stream"] = to_json(*shown, segment, arguments, now);
     write_out(json_line(json));

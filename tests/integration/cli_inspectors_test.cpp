@@ -306,6 +306,8 @@ TEST_CASE("show wants a name that fits one stream") {
     const Ran dead = segment.run({"show", "abcd01"});
     CHECK(dead.code == 3);
     CHECK(dead.out.starts_with("key          abcd01"));
+    CHECK(dead.out.find("ended        no, and the broker is dead\n") != std::string::npos);
+    CHECK(dead.out.find("joinable     no: the broker is dead\n") != std::string::npos);
 }
 
 // ---- dump ----------------------------------------------------------------------------------------------------------
