@@ -14,6 +14,7 @@
 #define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
 
+#include "base/arguments.hpp"
 #include "base/nearest.hpp"
 #include "base/units.hpp"
 #include "broker/exit_codes.hpp"
@@ -59,6 +60,9 @@ class ConfigFile : public CLI::Config {
                 complain(line, fmt::format("\"{}\": expected TOML without tables and arrays, such as ttl-idle = "
                                            "\"200ms\" or streams = 4096",
                                            name));
+            if (value.is_date() || value.is_time() || value.is_date_time())
+                complain(line,
+                         fmt::format("\"{}\": expected a text, a number or true or false, found a date or time", name));
             const CLI::Option* option = app_.get_option_no_throw("--" + name);
             if (option == nullptr || !option->get_configurable())
                 complain(line, fmt::format("unknown option \"{}\"{}", name,
@@ -92,7 +96,7 @@ class ConfigFile : public CLI::Config {
         if (const auto text = value.value<std::string>()) return *text;
         if (value.is_integer()) return fmt::to_string(value.ref<std::int64_t>());
         if (value.is_boolean()) return value.ref<bool>() ? "true" : "false";
-        return fmt::to_string(value.value_or(0.0)); // a float; dates are refused by whichever option it is
+        return fmt::to_string(value.value_or(0.0)); // a float
     }
     std::string place(toml::source_index line) const {
         return fmt::format("{}:{}: ", app_.get_config_ptr()->results().back(), line);
@@ -126,6 +130,7 @@ class Options {
         app_.add_option(flag, target, help)
             ->envname(variable(flag))
             ->capture_default_str()
+            ->check(complaint_of_number)
             ->check(CLI::Range(least, most));
     }
     void duration(const std::string& flag, Nanos& target, const std::string& help) {
@@ -242,7 +247,12 @@ Parsed parse_command_line(int argc, char** argv) {
         return Parsed{std::nullopt, exit_usage};
     };
     try {
-        app.parse(argc, argv);
+        std::vector<std::string> backwards = with_empty_values({argv + 1, argv + argc}, [&](const std::string& name) {
+            const CLI::Option* option = app.get_option_no_throw(name);
+            return option != nullptr && option->get_items_expected_max() > 0;
+        });
+        std::ranges::reverse(backwards); // as CLI11 takes them
+        app.parse(std::move(backwards));
     } catch (const CLI::Success& success) { // help, version
         const int code = app.exit(success);
         std::cout.flush();

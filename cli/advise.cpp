@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/arguments.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
 #include "cli/render.hpp"
@@ -159,6 +160,7 @@ void add_advise(CLI::App& app, Context& context) {
     auto arguments = std::make_shared<Arguments>();
     command
         ->add_option("--identical", arguments->identical, "the most identical requests within 10 s of a push (step 1)")
+        ->check(complaint_of_number)
         ->type_name("N");
     command->add_option("--templates", arguments->templates, "are prompts split into template and variables (step 2)")
         ->check(CLI::IsMember({"yes", "no"}))
@@ -167,9 +169,11 @@ void add_advise(CLI::App& app, Context& context) {
         ->check(CLI::IsMember({"yes", "no"}))
         ->type_name("yes|no");
     command->add_option("--spend", arguments->spend, "what a month's calls cost (step 4)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(0.0, 1e15))
         ->type_name("N");
     command->add_option("--threshold", arguments->threshold, "above which spend it pays (default 10000)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(0.0, 1e15))
         ->type_name("N");
     command->add_option("--currency", arguments->currency, "its name (default: JPY)")->type_name("NAME");

@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "base/arguments.hpp"
 #include "base/ids.hpp"
 #include "base/units.hpp"
 #include "cli/ask_lines.hpp"
@@ -236,6 +237,7 @@ void add_ask(CLI::App& app, Context& context) {
     command->add_flag("--raw", arguments->raw, "control characters as they are, on a terminal too")->group("Output");
     command->add_flag("--lines", arguments->lines, "each line of standard input is a prompt")->group("Many prompts");
     command->add_option("-j,--jobs", arguments->at_once, "with --lines: so many at a time (default 4)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(1u, 1000u))
         ->type_name("N")
         ->group("Many prompts");

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "base/arguments.hpp"
 #include "base/units.hpp"
 #include "cli/commands.hpp"
 #include "cli/demo/client.hpp"
@@ -211,9 +212,11 @@ void add_demo(CLI::App& app, Context& context) {
     CLI::App* command = app.add_subcommand("demo", "many processes, one upstream call, and a table of what happened");
     auto arguments = std::make_shared<Arguments>();
     command->add_option("--requests", arguments->requests, "so many requests at once (default 100)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(1u, 10'000u))
         ->type_name("N");
     command->add_option("--processes", arguments->processes, "from so many processes (default 8)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(1u, 64u))
         ->type_name("N");
     command->add_option("--upstream", arguments->upstream, "a `gcoalesce sim` that runs already")->type_name("URL");

@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/arguments.hpp"
 #include "cli/commands.hpp"
 #include "cli/find_stream.hpp"
 #include "cli/inspect.hpp"
@@ -158,6 +159,7 @@ void add_dump(CLI::App& app, Context& context) {
         ->check(CLI::IsMember({"text", "sse", "json", "raw"}))
         ->type_name("FORMAT");
     command->add_option("--from", arguments->from, "number of the first event shown (default 1)")
+        ->check(complaint_of_number)
         ->check(CLI::Validator(
             [](std::string& text) { return text != "0" ? std::string() : "events are numbered from 1, found \"0\""; },
             "", "from"))

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/arguments.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
 #include "cli/prices.hpp"
@@ -199,15 +200,21 @@ void add_estimate(CLI::App& app, Context& context) {
     auto arguments = std::make_shared<Arguments>();
     const CLI::Range not_negative(0.0, 1e15);
     const CLI::Range count(std::uint64_t{0}, std::uint64_t{1'000'000'000'000});
-    CLI::Option* notifications =
-        command->add_option("--notifications", arguments->notifications, "how many pushes")->check(count);
+    CLI::Option* notifications = command->add_option("--notifications", arguments->notifications, "how many pushes")
+                                     ->check(complaint_of_number)
+                                     ->check(count);
     CLI::Option* requests =
-        command->add_option("--requests", arguments->requests, "how many requests each of them causes")->check(count);
+        command->add_option("--requests", arguments->requests, "how many requests each of them causes")
+            ->check(complaint_of_number)
+            ->check(count);
     CLI::Option* rate = command->add_option("--rate", arguments->rate, "which share of them costs no call, 0 to 1")
+                            ->check(complaint_of_number)
                             ->check(CLI::Range(0.0, 1.0));
-    CLI::Option* cost =
-        command->add_option("--cost", arguments->cost, "what one upstream call costs")->check(not_negative);
+    CLI::Option* cost = command->add_option("--cost", arguments->cost, "what one upstream call costs")
+                            ->check(complaint_of_number)
+                            ->check(not_negative);
     command->add_option("--overhead", arguments->overhead, "what a request costs besides (default 0)")
+        ->check(complaint_of_number)
         ->check(not_negative);
     command->add_option("--currency", arguments->currency, "its name (default: the price table's, or JPY)");
     CLI::Option* measured =

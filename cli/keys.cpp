@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/arguments.hpp"
 #include "base/nearest.hpp"
 #include "base/units.hpp"
 #include "cli/commands.hpp"
@@ -206,7 +207,9 @@ void add_keys(CLI::App& app, Context& context) {
     command->add_flag("-r,--reverse", arguments->reverse, "the other way round");
     command->add_flag("--watch", arguments->watch, "again and again");
     command->add_option("--every", arguments->every, "with --watch: how often (default 1s)")->type_name("DURATION");
-    command->add_option("-n,--count", arguments->count, "with --watch: so many times, then end")->type_name("N");
+    command->add_option("-n,--count", arguments->count, "with --watch: so many times, then end")
+        ->check(complaint_of_number)
+        ->type_name("N");
     command->add_flag("--json", arguments->json, "one JSON object");
     command->footer(kFooter);
     command->callback([arguments, &context] { run_keys(*arguments, context); });

@@ -2,6 +2,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <cctype>
 #include <clocale>
 #include <cstdio>
 #include <exception>
@@ -9,11 +10,14 @@
 #include <iostream>
 #include <string>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
+#include "base/arguments.hpp"
 #include "base/nearest.hpp"
 #include "cli/commands.hpp"
 #include "cli/inspect.hpp"
+#include "cli/request_options.hpp"
 #include "cli/view/terminal.hpp"
 #include "protocol/control.hpp"
 
@@ -57,27 +61,53 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error) {
         name, fmt::format("unknown command \"{}\"{}", extras.front(), gcoalesce::did_you_mean(extras.front(), names)));
 }
 
-// CLI11 takes "[a, b]" for a list where any number of words may follow, as a prompt's do: text would go upstream
-// without its brackets. A space behind them keeps it a word; RequestOptions takes it off again.
-std::vector<std::string> with_bracketed_words(const CLI::App& app, std::vector<std::string> arguments) {
+// The command line as CLI11 reads it as meant. "--name=" has an empty value. Among the words of a prompt, of which
+// there may be any number, "[a, b]" would be a list and "++" the end of the command: kWordEnd, which RequestOptions
+// takes off again, keeps them words. Of "-v5" the 5 would become a word.
+std::vector<std::string> as_meant(const CLI::App& app, const std::vector<std::string>& given) {
     const CLI::App* command = nullptr;
-    const auto takes_value = [&](const std::string& name) {
-        for (const CLI::App* at : {command, &app}) {
-            const CLI::Option* option = at == nullptr ? nullptr : at->get_option_no_throw(name);
-            if (option != nullptr) return option->get_items_expected_max() > 0;
-        }
-        return false;
+    const auto find = [&](const std::string& name) {
+        const CLI::Option* option = nullptr;
+        for (const CLI::App* at = command != nullptr ? command : app.get_subcommand("ask"); at != nullptr && !option;
+             at = at->get_parent())
+            option = at->get_option_no_throw(name);
+        return option;
     };
-    bool is_value = false;
-    for (std::string& argument : arguments) {
-        if (!is_value && argument.size() >= 2 && argument.front() == '[' && argument.back() == ']') argument += ' ';
-        if (command == nullptr && !is_value) {
-            const auto named = app.get_subcommands([&](const CLI::App* one) { return one->get_name() == argument; });
-            if (!named.empty()) command = named.front();
+    const auto takes_value = [&](const std::string& name) {
+        const CLI::Option* option = find(name);
+        return option != nullptr && option->get_items_expected_max() > 0;
+    };
+    std::vector<std::string> put;
+    bool is_value = false, options = true;
+    for (const std::string& argument : given) {
+        put.push_back(argument);
+        const bool word = !options || argument.size() < 2 || argument[0] != '-' || std::isdigit(argument[1]) != 0;
+        if (std::exchange(is_value, false)) continue;
+        if (!word && argument == "--") {
+            options = false;
+        } else if (!word && argument[1] == '-') {
+            is_value = argument.find('=') == std::string::npos && takes_value(argument);
+        } else if (!word) {
+            for (std::size_t at = 1; at < argument.size(); ++at) {
+                const std::string flag{'-', argument[at]};
+                if (at > 1 && find(flag) == nullptr)
+                    throw CLI::ParseError(fmt::format("unknown option \"{}\" in \"{}\"", flag, argument),
+                                          CLI::ExitCodes::ExtrasError);
+                if (!takes_value(flag)) continue;
+                is_value = at + 1 == argument.size(); // else the value is what follows
+                break;
+            }
+        } else if (const auto named = (command != nullptr ? command : &app)->get_subcommands([&](const CLI::App* one) {
+                       return one->get_name() == argument;
+                   });
+                   options && !named.empty()) {
+            command = named.front();
+        } else if (command != nullptr && command->get_option_no_throw("PROMPT") != nullptr &&
+                   (argument == "++" || (argument.starts_with('[') && argument.ends_with(']')))) {
+            put.back() += gcoalesce::cli::kWordEnd;
         }
-        is_value = !is_value && argument.starts_with('-') && takes_value(argument);
     }
-    return arguments;
+    return gcoalesce::with_empty_values(put, takes_value);
 }
 
 // With text on standard input and no command it is `ask`, whose options may then stand alone.
@@ -176,7 +206,7 @@ int run(int argc, char** argv) {
     }
     try {
         try {
-            std::vector<std::string> backwards = with_bracketed_words(app, {argv + 1, argv + argc});
+            std::vector<std::string> backwards = as_meant(app, {argv + 1, argv + argc});
             std::ranges::reverse(backwards);
             app.parse(std::move(backwards));
         } catch (const CLI::ExtrasError&) {
@@ -184,7 +214,7 @@ int run(int argc, char** argv) {
         }
         if (app.get_subcommands().empty()) {
             if (is_terminal(STDIN_FILENO)) return usage_error("gcoalesce", "expected a command");
-            return parse_as_ask(app, context, with_bracketed_words(app, {argv + 1, argv + argc}));
+            return parse_as_ask(app, context, as_meant(app, {argv + 1, argv + argc}));
         }
     } catch (const CLI::ParseError& error) {
         return parse_error(app, error);

@@ -107,7 +107,11 @@ void add_notify(CLI::App& app, Context& context) {
         ->allow_extra_args(false);
     command->add_flag("--json", arguments->json, "one JSON object");
     command->footer(kFooter);
-    command->callback([arguments, &context] { run_notify(*arguments, context); });
+    command->callback([arguments, &context] {
+        if (std::ranges::find(arguments->templates, "") != arguments->templates.end()) // which would be all of them
+            throw CLI::ValidationError("--template", "expected a template's id, found none");
+        run_notify(*arguments, context);
+    });
 }
 
 } // namespace gcoalesce::cli

@@ -56,7 +56,7 @@ std::string read_unasked() {
 std::string prompt_of(const RequestOptions& options) {
     std::vector<std::string> words = options.prompt;
     for (std::string& word : words) {
-        if (word.starts_with('[') && word.ends_with("] ")) word.pop_back(); // main.cpp's with_bracketed_words()
+        if (word.ends_with(kWordEnd)) word.pop_back();
     }
     const bool explicitly = std::erase(words, "-") > 0;
     std::string given;

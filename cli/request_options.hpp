@@ -9,6 +9,10 @@
 
 namespace gcoalesce::cli {
 
+// Behind a word of a prompt that the parser of command lines would take for something else (main.cpp). Not among what
+// people type.
+constexpr char kWordEnd = '\x1f';
+
 struct RequestOptions {
     std::vector<std::string> prompt;
     std::string prompt_file, body_file, system, model;

@@ -7,6 +7,7 @@
 #include <string>
 #include <systemd/sd-daemon.h>
 
+#include "base/arguments.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "cli/commands.hpp"
@@ -122,6 +123,7 @@ void add_serve(CLI::App& app, Context& context) {
     command
         ->add_option("--max-connections", options.max_connections,
                      "how many at once (default 16384, or what the system lets it have)")
+        ->check(complaint_of_number)
         ->check(CLI::Range(1u, 1'000'000u))
         ->type_name("N");
     command->add_option("--request-timeout", arguments->request, "for a request to come in whole (default 30s)")

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/arguments.hpp"
 #include "cli/commands.hpp"
 #include "cli/sim/server.hpp"
 #include "cli/view/terminal.hpp"
@@ -55,7 +56,9 @@ void add_sim(CLI::App& app, Context& context) {
     CLI::App* command = app.add_subcommand("sim", "a local stand-in for the Gemini API, for development and tests");
     auto arguments = std::make_shared<Arguments>();
     sim::ServerOptions& server = arguments->server;
-    command->add_option("--port", server.port, "TCP port (default 0: any free one; printed)")->type_name("N");
+    command->add_option("--port", server.port, "TCP port (default 0: any free one; printed)")
+        ->check(complaint_of_number)
+        ->type_name("N");
     command->add_option("--bind", server.bind, "address to listen on (default 127.0.0.1)")->type_name("ADDRESS");
     command->add_flag("--require-key", server.require_key, "refuse calls without an API key (403)");
     command->add_option("--accept-key", arguments->accept_key_file, "refuse every API key but the one in FILE (400)")

@@ -9,6 +9,7 @@
 #include "base/ids.hpp"
 #include "base/units.hpp"
 #include "cli/gateway/connection.hpp"
+#include "cli/gateway/members.hpp"
 #include "cli/gateway/text.hpp"
 #include "cli/view/prometheus.hpp"
 #include "protocol/key.hpp"
@@ -112,8 +113,15 @@ bool Connection::admit() {
     return true;
 }
 
+// A field that comes again goes on with a list (RFC 9110, section 5.3); where no list can be, it fits nothing.
 std::string Connection::field(std::string_view name) const {
-    return std::string(view(parser_->get()[view(name)]));
+    std::string value;
+    const auto [first, last] = parser_->get().equal_range(view(name));
+    for (auto one = first; one != last; ++one) {
+        if (one != first) value += ", ";
+        value += view(one->value());
+    }
+    return value;
 }
 
 // The key or token that the request brings, wherever the API's clients put it.
@@ -257,7 +265,7 @@ void Connection::chat() {
 
 void Connection::pass(const Route& route) {
     const std::string& body = parser_->get().body();
-    if (!body.empty() && !nlohmann::json::accept(body)) // it would go on as what it is not
+    if (!body.empty() && !is_json(body)) // it would go on as what it is not
         return respond(response_of(with_status(415, GCOALESCE_BAD_REQUEST,
                                                "expected a body of JSON: uploads are not passed on; send them to "
                                                "Gemini itself")));
@@ -280,18 +288,21 @@ void Connection::create_stream(const Target& target) {
         request.model = *model;
         request.body = parser_->get().body();
     } else {
-        const nlohmann::ordered_json asked = nlohmann::ordered_json::parse(parser_->get().body(), nullptr, false);
-        const auto id = asked.find("template");
-        if (!asked.is_object() || id == asked.end() || !id->is_string())
-            return respond(
-                response_of(bad_request("expected {\"template\": ID, \"variables\": {...}}, or a whole request "
-                                        "of the API and its model in the query: ?model=gemini-2.5-flash")));
-        for (const auto& [name, value] : asked.items()) {
-            if (name != "template" && name != "variables")
-                return respond(response_of(bad_request("expected template and variables, found another member")));
+        std::string id; // as JSON
+        const auto members = members_of(parser_->get().body());
+        bool good = members.has_value();
+        for (const auto& [name, text] : members.value_or(Members())) {
+            std::string& taken = name == "template" ? id : variables;
+            good = good && taken.empty() && (name == "template" || name == "variables"); // each of them once
+            taken = text;
         }
-        request.template_id = id->get<std::string>();
-        variables = asked.contains("variables") ? asked["variables"].dump() : "{}";
+        if (!good || !id.starts_with('"'))
+            return respond(
+                response_of(bad_request("expected {\"template\": ID, \"variables\": {...}} and nothing else, or "
+                                        "a whole request of the API and its model in the query: "
+                                        "?model=gemini-2.5-flash")));
+        request.template_id = nlohmann::json::parse(id).get<std::string>();
+        if (variables.empty()) variables = "{}";
         request.body = variables;
     }
     open(request, {Form::created, 0, {}, false});
@@ -346,6 +357,8 @@ void Connection::notify(const Target& target) {
     if (const auto other = target.query_but({"action", "for", "template"}))
         return respond(response_of(
             bad_request(fmt::format("expected the parameters action, for and template, found \"{}\"", *other))));
+    if (target.query("template") == "") // none is not all
+        return respond(response_of(bad_request("expected a template's id, found none")));
     World::Notify wanted;
     std::string action = target.query("action").value_or("on"), duration = target.query("for").value_or("");
     wanted.templates = target.query("template").value_or("");

@@ -178,13 +178,26 @@ TEST_CASE("a prompt comes from arguments, standard input, both, or a file") {
           key_of(world.run({"ask", "--no-stream", "--json"}, list)));
     CHECK(key_of(world.run({"ask", "--json", "--system", "[terse]", "[a]", "b", "[]"})) ==
           key_of(world.run({"ask", "--json", "--system", "[terse]"}, "[a] b []")));
+    const auto same = [&](const std::vector<std::string>& arguments, const std::string& prompt) {
+        std::vector<std::string> all{"ask", "--json"};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        CHECK(key_of(world.run(all)) == key_of(world.run({"ask", "--json"}, prompt)));
+    };
+    same({"C", "++", "[a] ", "[b]"}, "C ++ [a]  [b]");
+    same({"++"}, "++");
+    same({"--", "-m", "[a, b]", "--var", "[1, 2]"}, "-m [a, b] --var [1, 2]");
+    same({"--system=", "Hi", "there"}, "Hi there");
+    CHECK(key_of(world.run({"--json", "--system", "[a, b]"}, "Hi")) ==
+          key_of(world.run({"ask", "--json", "--system", "[a, b]", "Hi"})));
+    CHECK(world.run({"ask", "x", "-v5"}).err ==
+          "gcoalesce: unknown option \"-5\" in \"-v5\"\ntry 'gcoalesce --help'\n");
 
     // With text on standard input and no command it is `ask`.
     const Ran bare = world.run({}, "Some text\n\nSummarise it.");
     CHECK(bare.code == 0);
     CHECK(bare.out == world.run({"ask", "Some text\n\nSummarise it."}).out);
     CHECK(key_of(world.run({"--json"}, "Some text\n\nSummarise it.")) == both);
-    CHECK(world.calls() == 5);
+    CHECK(world.calls() == 10);
 }
 
 TEST_CASE("without a prompt ask is a usage error, never a silent wait") {

@@ -100,6 +100,18 @@ TEST_CASE("a stream is created of a template and its variables") {
     CHECK(stage.gateway.post("/v1/streams", R"({"template": "none", "variables": {}})").status == 404);
     CHECK(stage.gateway.post("/v1/streams", R"({"template": "weather", "more": 1})").status == 400);
     CHECK(stage.gateway.post("/v1/streams", "no JSON").status == 400);
+    // As the variables were spelled, whichever way they come; none of them twice.
+    const std::string number = R"({"city": 1.10})";
+    const HttpResponse body =
+        stage.gateway.post("/v1/streams", R"({"template": "weather", "variables": )" + number + "}");
+    const HttpResponse header = stage.gateway.get("/v1/streams/" + id_of(body));
+    const HttpResponse asked =
+        stage.gateway.post(kSse, "{}", {"X-Coalesce-Template: weather", "X-Coalesce-Vars: " + number});
+    CHECK(field(header, "X-Coalesce-Key") == field(asked, "X-Coalesce-Key"));
+    for (const char* twice : {R"({"template": "weather", "variables": {"city": "a", "city": "b"}})",
+                              R"({"template": "weather", "template": "weather", "variables": {"city": "a"}})",
+                              R"({"template": "weather", "variables": {"city": "a"}, "variables": {"city": "a"}})"})
+        CHECK(stage.gateway.post("/v1/streams", twice).status == 400);
 }
 
 TEST_CASE("T54: behind the last event of an ended stream there is nothing, behind event k comes k+1") {
@@ -369,6 +381,7 @@ TEST_CASE("tokens decide who may ask and who may command, and share for themselv
         const HttpResponse misspelt = stage.gateway.post("/v1/notify?acton=off", "{}", ops);
         CHECK(misspelt.status == 400);
         CHECK(stage.gateway.post("/v1/notify?=off", "{}", ops).status == 400);
+        CHECK(stage.gateway.post("/v1/notify?template=", "{}", ops).status == 400);
         CHECK(stage.gateway.post("/v1/notify", R"({"templates": []})", ops).status == 400);
         CHECK(stage.gateway.post("/v1/notify", R"({"templates": [""]})", ops).status == 400);
         CHECK(misspelt.body.find("found \\\"acton\\\"") != std::string::npos);

@@ -195,6 +195,14 @@ TEST_CASE("Cache-Control says what a request takes and what it leaves") {
     CHECK(status("a", "max-age=0") == "started");
     CHECK(status("b", "no-store") == "started");
     CHECK(status("b", "max-age=60") == "started");
+    // A field that comes twice is one list.
+    CHECK(status("c", "max-age=60") == "started");
+    CHECK(field(gateway.post(kSse, prompt_body("c"), {"Cache-Control: max-age=60", "Cache-Control: no-cache"}),
+                "X-Coalesce-Status") == "started");
+    CHECK(gateway
+              .post(kSse, prompt_body("c"),
+                    {"X-Coalesce-Template: default", "X-Coalesce-Delay: 1ms", "X-Coalesce-Delay: 1ms"})
+              .status == 400);
 }
 
 TEST_CASE("a template is asked by its name and variables, whatever the body") {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/arguments.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fd.hpp"
@@ -192,6 +193,22 @@ TEST_CASE("A descriptor is closed once, by its last owner") {
 }
 
 // ---- Words ------------------------------------------------------------------------------------------------------
+
+TEST_CASE("An option's empty value is one, and what stands behind -- is none of an option's") {
+    const auto takes_value = [](const std::string& name) { return name == "--text"; };
+    const auto put = [&](std::vector<std::string> given) { return with_empty_values(given, takes_value); };
+    using Words = std::vector<std::string>;
+    CHECK(put({"a", "--text=", "b"}) == Words{"a", "--text", "", "b"});
+    CHECK(put({"--text=x", "--text", "--text=", "--flag="}) == Words{"--text=x", "--text", "--text=", "--flag="});
+    CHECK(put({"--", "--text="}) == Words{"--", "--text="});
+    CHECK(put({"--text", "--", "--text="}) == Words{"--text", "--", "--text", ""});
+}
+
+TEST_CASE("Numbers with leading zeros or of another base are none that people mean") {
+    for (const char* good : {"0", "10", "-1", "+5", "0.5", "-0.5", "1e3", "", "few"})
+        CHECK(complaint_of_number(good).empty());
+    for (const char* bad : {"010", "00", "-01", "0x10", "0X1", "0x1p3"}) CHECK_FALSE(complaint_of_number(bad).empty());
+}
 
 TEST_CASE("A slip of the pen is told from another word") {
     const std::vector<std::string> known{"ask", "keys", "notify", "stats"};

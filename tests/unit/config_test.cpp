@@ -119,6 +119,23 @@ TEST_CASE("what is wrong is refused wherever it stands") {
     CHECK(parse({"--config", File("no-such-option = 1\n").path()}).exit_code == exit_usage);
     CHECK(parse({"--config", File("[section]\nttl-idle = \"3s\"\n").path()}).exit_code == exit_usage);
     CHECK(parse({"--config", "/nowhere/gcoalesced.toml"}).exit_code == exit_usage);
+    // What the parser of command lines would make a number of: octal, hexadecimal, a date.
+    for (const char* number : {"0100", "0x10", "-010"}) CHECK(parse({"--streams", number}).exit_code == exit_usage);
+    CHECK(parse({"--config", File("streams = \"0100\"\n").path()}).exit_code == exit_usage);
+    for (const char* date : {"1979-05-27", "07:32:00", "1979-05-27T07:32:00Z"}) {
+        CHECK(parse({"--config", File(std::string("retries = ") + date + "\n").path()}).exit_code == exit_usage);
+        CHECK(parse({"--config", File(std::string("state-dir = ") + date + "\n").path()}).exit_code == exit_usage);
+    }
     const Variable variable("GCOALESCE_TTL_IDLE", "soon");
     CHECK(parse({}).exit_code == exit_usage);
+}
+
+TEST_CASE("an empty value is empty, and not the next argument") {
+    const Parsed parsed = parse({"--state-dir=", "--log-level=debug", "--proxy=", "--retries", "0"});
+    REQUIRE(parsed.config);
+    CHECK(parsed.config->state_dir.empty());
+    CHECK(parsed.config->proxy.empty());
+    CHECK(parsed.config->log_level == LogLevel::debug);
+    CHECK(parsed.config->producer.retries == 0);
+    CHECK(parse({"--streams="}).exit_code == exit_usage);
 }

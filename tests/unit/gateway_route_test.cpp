@@ -1,6 +1,7 @@
 // What a request of the gateway asks for, by its line and fields.
 #include <catch2/catch.hpp>
 
+#include "cli/gateway/members.hpp"
 #include "cli/gateway/problem.hpp"
 #include "cli/gateway/route.hpp"
 
@@ -55,6 +56,26 @@ TEST_CASE("a target's query is read decoded, the first of a name") {
     CHECK(target.query_but({"a", "b", "d", ""}) == "c");
     CHECK_FALSE(Target("/p?k%65y=k").query_but({}));
     CHECK(Target("/p?a=%4&b=%zz&c=%").query("b") == "%zz");
+}
+
+TEST_CASE("an object's members keep their spelling, above all their numbers") {
+    const auto members =
+        members_of(R"( {"a" : 1.10, "b":[1e2, {"c":-0.0,"d":[]},null ,true] ,"a":12345678901234567890123,
+        "s": "\u00e9\n\"", "e":{}, "n":18446744073709551615} )");
+    REQUIRE(members);
+    CHECK(*members == Members{{"a", "1.10"},
+                              {"b", R"([1e2,{"c":-0.0,"d":[]},null,true])"},
+                              {"a", "12345678901234567890123"},
+                              {"s", "\"\xC3\xA9\\n\\\"\""},
+                              {"e", "{}"},
+                              {"n", "18446744073709551615"}});
+    CHECK(members_of("{}") == Members{});
+    for (const std::string& none :
+         {std::string(), std::string("[]"), std::string("1"), std::string("{\"a\":1}x"), std::string("{\"a\":1,}"),
+          std::string("\xEF\xBB\xBF{}"), std::string("{}\0x", 4)}) {
+        CHECK_FALSE(members_of(none));
+        CHECK(is_json(none) == (none == "[]" || none == "1"));
+    }
 }
 
 TEST_CASE("only names that public DNS may have are public") {
