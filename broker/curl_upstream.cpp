@@ -466,10 +466,24 @@ void CurlUpstream::set_key(const ApiKey& key) {
 }
 
 std::string CurlUpstream::without_key(const UpstreamCall& call, std::string text) const {
-    std::string_view key = call.api_key ? call.api_key->text() : multi_->key();
+    const std::string_view key = call.api_key ? call.api_key->text() : multi_->key();
     if (key.size() < kLeastKey) return text;
-    for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += kRedacted.size())
-        text.replace(at, key.size(), kRedacted);
+    std::string escaped; // as JSON has it
+    for (const char c : key) {
+        if (c == '"' || c == '\\') escaped += '\\';
+        escaped += c;
+    }
+    for (const std::string_view secret : {std::string_view(escaped), key}) {
+        for (std::size_t at = 0; (at = text.find(secret, at)) != std::string::npos; at += kRedacted.size())
+            text.replace(at, secret.size(), kRedacted);
+        // Where the text was cut within it.
+        for (std::size_t left = std::min(secret.size() - 1, text.size()); left >= kLeastKey / 2; --left) {
+            if (!text.ends_with(secret.substr(0, left))) continue;
+            text.replace(text.size() - left, left, kRedacted);
+            break;
+        }
+    }
+    ::explicit_bzero(escaped.data(), escaped.size());
     return text;
 }
 

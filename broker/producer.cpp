@@ -283,7 +283,10 @@ struct Producer::State final : UpstreamEvents, std::enable_shared_from_this<Stat
                 // Told at once, and not when the wait is over: whoever looks meanwhile wants to know why nothing comes.
                 store.count_retry(stream, outcome.code, outcome.http_status, delay);
                 store.note_error(outcome.code, outcome.http_status, outcome.message);
-                next_try = timers.after(delay, [this] { start_try(); });
+                next_try = timers.after(delay, [this] {
+                    store.count(Counter::upstream_retries);
+                    start_try();
+                });
                 return;
             }
         }

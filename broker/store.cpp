@@ -722,7 +722,6 @@ void Store::count_retry(StreamRef stream, Code failure, int upstream_status, Nan
     if (!holds(stream)) return;
     set_upstream_status(stream, upstream_status);
     const std::uint32_t retry = slot(stream).retries.fetch_add(1, std::memory_order_relaxed) + 1;
-    count(Counter::upstream_retries);
     log(LogKind::retry, failure, stream, retry, format_duration(again_in));
 }
 

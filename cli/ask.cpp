@@ -215,6 +215,7 @@ void add_ask(CLI::App& app, Context& context) {
     auto arguments = std::make_shared<Arguments>();
     add_request_options(*command, arguments->request);
     command->add_option("--resume", arguments->resume, "go on with a stream behind this event; never causes a call")
+        ->check(complaint_of_nothing)
         ->type_name("STREAM.NUMBER");
     command->add_option("--timeout", arguments->timeout, "longest wait for the whole answer (default 10min)")
         ->envname("GCOALESCE_TIMEOUT")
@@ -223,12 +224,14 @@ void add_ask(CLI::App& app, Context& context) {
     command->add_flag("--refresh", arguments->refresh,
                       "a new call, which later requests share in place of the present one");
     command->add_option("--max-age", arguments->max_age, "of a finished answer; 0s: only one that still runs")
+        ->check(complaint_of_nothing)
         ->type_name("DURATION");
     command->add_flag("--no-store", arguments->no_store,
                       "if it causes a call, keep the answer neither for later requests nor on disk");
     command
         ->add_option("--subscribe-delay", arguments->subscribe_delay,
                      "ask at once, but begin to read only after this long")
+        ->check(complaint_of_nothing)
         ->type_name("DURATION");
     command->add_flag("--status", arguments->status, "say on standard error how it was served, when, and what it cost");
     command->add_flag("--events", arguments->events, "each event's JSON, untouched, one a line")->group("Output");

@@ -2,7 +2,6 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <cctype>
 #include <clocale>
 #include <cstdio>
 #include <exception>
@@ -81,7 +80,8 @@ std::vector<std::string> as_meant(const CLI::App& app, const std::vector<std::st
     bool is_value = false, options = true;
     for (const std::string& argument : given) {
         put.push_back(argument);
-        const bool word = !options || argument.size() < 2 || argument[0] != '-' || std::isdigit(argument[1]) != 0;
+        const bool word = !options || argument.size() < 2 || argument[0] != '-' ||
+                          (argument[1] >= '0' && argument[1] <= '9'); // -5 is a number
         if (std::exchange(is_value, false)) continue;
         if (!word && argument == "--") {
             options = false;
@@ -91,8 +91,7 @@ std::vector<std::string> as_meant(const CLI::App& app, const std::vector<std::st
             for (std::size_t at = 1; at < argument.size(); ++at) {
                 const std::string flag{'-', argument[at]};
                 if (at > 1 && find(flag) == nullptr)
-                    throw CLI::ParseError(fmt::format("unknown option \"{}\" in \"{}\"", flag, argument),
-                                          CLI::ExitCodes::ExtrasError);
+                    throw CLI::ParseError(fmt::format("unknown option \"{}\"", argument), CLI::ExitCodes::ExtrasError);
                 if (!takes_value(flag)) continue;
                 is_value = at + 1 == argument.size(); // else the value is what follows
                 break;

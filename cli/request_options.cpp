@@ -11,6 +11,7 @@
 #include <system_error>
 #include <unistd.h>
 
+#include "base/arguments.hpp"
 #include "base/fd.hpp"
 #include "cli/report.hpp"
 #include "cli/view/terminal.hpp"
@@ -104,13 +105,18 @@ bool RequestOptions::asks() const {
 
 void add_request_options(CLI::App& command, RequestOptions& options) {
     command.add_option("PROMPT", options.prompt, "what to ask; `-`: standard input");
-    command.add_option("-f,--file", options.prompt_file, "what to ask, from a file")->type_name("FILE");
+    command.add_option("-f,--file", options.prompt_file, "what to ask, from a file")
+        ->check(complaint_of_nothing)
+        ->type_name("FILE");
     command.add_option("--request", options.body_file, "a whole request body of the Gemini API; `-`: standard input")
+        ->check(complaint_of_nothing)
         ->type_name("FILE");
     command.add_option("--system", options.system, "system instruction")->type_name("TEXT");
     command.add_option("-m,--model", options.model, "which model (default $GCOALESCE_MODEL, else gemini-2.5-flash)")
         ->type_name("MODEL");
-    command.add_option("-t,--template", options.template_id, "ask by this template")->type_name("ID");
+    command.add_option("-t,--template", options.template_id, "ask by this template")
+        ->check(complaint_of_nothing)
+        ->type_name("ID");
     command.add_option("--var", options.variables, "a variable of the template (may be given again)")
         ->type_name("NAME=VALUE")
         ->allow_extra_args(false);

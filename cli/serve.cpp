@@ -106,6 +106,7 @@ void add_serve(CLI::App& app, Context& context) {
                          "lines name:hash or name:hash:admin, the SHA-256 of a token; without one everybody who can "
                          "connect may ask, so that only this machine may")
             ->envname("GCOALESCE_TOKEN_FILE")
+            ->check(complaint_of_nothing)
             ->type_name("FILE");
     command
         ->add_flag("--pass-key", options.pass_key,

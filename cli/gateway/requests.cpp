@@ -353,41 +353,43 @@ void Connection::notify(const Target& target) {
     if (!caller_.admin)
         return respond(response_of(with_status(403, GCOALESCE_NO_PERMISSION,
                                                "notify needs a token whose line in --token-file ends in :admin")));
-    // A misspelt "off" must not open the window.
+    // Nothing may open the window, or that of more templates than meant: not a misspelt "off", nor what is told twice.
     if (const auto other = target.query_but({"action", "for", "template"}))
         return respond(response_of(
             bad_request(fmt::format("expected the parameters action, for and template, found \"{}\"", *other))));
-    if (target.query("template") == "") // none is not all
-        return respond(response_of(bad_request("expected a template's id, found none")));
-    World::Notify wanted;
-    std::string action = target.query("action").value_or("on"), duration = target.query("for").value_or("");
-    wanted.templates = target.query("template").value_or("");
+    std::optional<std::string> action = target.query("action"), duration = target.query("for"),
+                               templates = target.query("template");
+    bool good = !target.query_twice();
     if (const std::string& body = parser_->get().body(); !body.empty()) {
-        const nlohmann::json asked = nlohmann::json::parse(body, nullptr, false);
-        bool good = asked.is_object();
-        for (const auto& [name, value] : asked.items()) {
-            if (name == "templates" && value.is_array()) {
-                wanted.templates.clear();
-                good = good && !value.empty(); // none is not all
-                for (const auto& id : value) {
-                    good = good && id.is_string() && id != "";
-                    if (good) wanted.templates += (wanted.templates.empty() ? "" : ",") + id.get<std::string>();
-                }
-            } else if ((name == "action" || name == "for") && value.is_string()) {
-                (name == "for" ? duration : action) = value.get<std::string>();
-            } else {
-                good = false;
+        const std::optional<Members> members = members_of(body);
+        good = good && members.has_value();
+        for (const auto& [name, text] : members.value_or(Members())) {
+            std::optional<std::string>* taken = name == "action"      ? &action
+                                                : name == "for"       ? &duration
+                                                : name == "templates" ? &templates
+                                                                      : nullptr;
+            const nlohmann::json value = nlohmann::json::parse(text);
+            good = good && taken != nullptr && !taken->has_value() && value.is_array() == (taken == &templates);
+            if (!good) break;
+            *taken = "";
+            for (const auto& one : value.is_array() ? value : nlohmann::json::array({value})) {
+                good = good && one.is_string() && one != "";
+                if (good) **taken += (taken->value().empty() ? "" : ",") + one.get<std::string>();
             }
         }
-        if (!good)
-            return respond(response_of(bad_request(
-                "expected {\"action\": \"on\" or \"off\", \"templates\": [ID...], \"for\": \"6s\"}, each of them "
-                "optional")));
     }
-    if (action != "on" && action != "off") return respond(response_of(bad_request("expected the action on or off")));
+    good = good && action != "" && duration != "" && templates != ""; // none is not all
+    if (!good)
+        return respond(response_of(bad_request(
+            "expected {\"action\": \"on\" or \"off\", \"templates\": [ID...], \"for\": \"6s\"}, each of them optional; "
+            "or the parameters action, template and for; nothing twice and nothing empty")));
+    World::Notify wanted;
+    wanted.templates = templates.value_or("");
+    if (action && action != "on" && action != "off")
+        return respond(response_of(bad_request("expected the action on or off")));
     if (action == "off") wanted.action = GCOALESCE_NOTIFY_OFF;
-    if (!duration.empty()) {
-        const Result<Nanos> parsed = parse_duration(duration);
+    if (duration) {
+        const Result<Nanos> parsed = parse_duration(*duration);
         if (!parsed) return respond(response_of(bad_request(parsed.error().message)));
         wanted.for_ms = to_ms(*parsed);
     }

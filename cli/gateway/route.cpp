@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <set>
+#include <utility>
 
 #include "cli/gateway/text.hpp"
 #include "protocol/query.hpp"
@@ -35,6 +37,14 @@ std::optional<std::string> Target::query_but(std::initializer_list<std::string_v
             return parameter.name;
     }
     return std::nullopt;
+}
+
+bool Target::query_twice() const {
+    std::set<std::string> names;
+    for (QueryParameter& parameter : query_parameters(query_)) {
+        if (!names.insert(std::move(parameter.name)).second) return true;
+    }
+    return false;
 }
 
 std::string Target::query_without_key() const {

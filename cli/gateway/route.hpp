@@ -21,6 +21,8 @@ class Target {
     std::optional<std::string> query(std::string_view name) const;
     // The first name in it that is none of these and brings no key; nullopt: there is no other.
     std::optional<std::string> query_but(std::initializer_list<std::string_view> names) const;
+    // Whether a name is in it more than once.
+    bool query_twice() const;
     // The whole query but for keys and tokens, with its question mark; "": there is none.
     std::string query_without_key() const;
 

@@ -33,4 +33,8 @@ std::string complaint_of_number(const std::string& text) {
                                 : std::string();
 }
 
+std::string complaint_of_nothing(const std::string& text) {
+    return text.empty() ? "expected a value, found none" : "";
+}
+
 } // namespace gcoalesce

@@ -16,4 +16,7 @@ std::vector<std::string> with_empty_values(const std::vector<std::string>& argum
 // all is the parser's to say.
 std::string complaint_of_number(const std::string& text);
 
+// That there is none, where it is empty, as a variable that is not set leaves it. "": there is one.
+std::string complaint_of_nothing(const std::string& text);
+
 } // namespace gcoalesce

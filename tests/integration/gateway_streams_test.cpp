@@ -381,7 +381,10 @@ TEST_CASE("tokens decide who may ask and who may command, and share for themselv
         const HttpResponse misspelt = stage.gateway.post("/v1/notify?acton=off", "{}", ops);
         CHECK(misspelt.status == 400);
         CHECK(stage.gateway.post("/v1/notify?=off", "{}", ops).status == 400);
-        CHECK(stage.gateway.post("/v1/notify?template=", "{}", ops).status == 400);
+        for (const char* query : {"?template=", "?template=mine&template=", "?action=on&action=off", "?for="})
+            CHECK(stage.gateway.post(std::string("/v1/notify") + query, "{}", ops).status == 400);
+        CHECK(stage.gateway.post("/v1/notify?action=off", R"({"action": "on"})", ops).status == 400);
+        CHECK(stage.gateway.post("/v1/notify", R"({"action": "off", "action": "on"})", ops).status == 400);
         CHECK(stage.gateway.post("/v1/notify", R"({"templates": []})", ops).status == 400);
         CHECK(stage.gateway.post("/v1/notify", R"({"templates": [""]})", ops).status == 400);
         CHECK(misspelt.body.find("found \\\"acton\\\"") != std::string::npos);

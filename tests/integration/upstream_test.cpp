@@ -234,6 +234,11 @@ TEST_CASE("The key that a call goes with is taken out of a text, and no word is 
     CHECK(without("any text") == "any text");
     bench.upstream->set_key(ApiKey("0123456789abcdef"));
     CHECK(without("0123456789abcdef, x0123456789abcdefx") == "[redacted], x[redacted]x");
+    CHECK(without("cut: 0123456789") == "cut: [redacted]");
+    CHECK(without("cut: 01234") == "cut: 01234"); // too little to be of use
+    bench.upstream->set_key(ApiKey(R"(q"uote\back-slash)"));
+    CHECK(without(R"({"m": "q\"uote\\back-slash"} q"uote\back-slash)") == R"({"m": "[redacted]"} [redacted])");
+    bench.upstream->set_key(ApiKey("0123456789abcdef"));
     const auto own = std::make_shared<const ApiKey>("the callers own");
     CHECK(without("the callers own 0123456789abcdef", own) == "[redacted] 0123456789abcdef");
 }
