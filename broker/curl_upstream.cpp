@@ -468,7 +468,8 @@ void CurlUpstream::set_key(const ApiKey& key) {
 std::string CurlUpstream::without_key(const UpstreamCall& call, std::string text) const {
     const std::string_view key = call.api_key ? call.api_key->text() : multi_->key();
     if (key.size() < kLeastKey) return text;
-    std::string escaped; // as JSON has it
+    std::string escaped;             // as JSON has it
+    escaped.reserve(2 * key.size()); // no copy left behind by growing
     for (const char c : key) {
         if (c == '"' || c == '\\') escaped += '\\';
         escaped += c;

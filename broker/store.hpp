@@ -131,7 +131,7 @@ class Store {
     // beside the ending as long as memory can be had for it.
     void end(StreamRef stream, SlotEnding ending, Nanos fresh_for, std::string_view document = {});
 
-    // The call is made again, since it failed so.
+    // The call failed so, and is made again after this time; then upstream_retries counts it.
     void count_retry(StreamRef stream, Code failure, int upstream_status, Nanos again_in);
     void set_upstream_status(StreamRef stream, int status);
 

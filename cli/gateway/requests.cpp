@@ -65,7 +65,7 @@ bool Connection::admit() {
                    false;
         origin_ = all ? "*" : origin;
     }
-    // Of an image or a link on some other page's browsers tell no origin, but this.
+    // For an image or a link of some other page browsers tell no origin, but this (Fetch Metadata, W3C).
     if (origin_.empty() && same_word(field("Sec-Fetch-Site"), "cross-site"))
         return refuse(
                    with_status(403, GCOALESCE_NO_PERMISSION,

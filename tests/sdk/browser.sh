@@ -49,7 +49,10 @@ if [ -e "$dir/gateway.pid" ]; then
     old=\$(cat "$dir/gateway.pid")
     kill -KILL "\$old"
     # Until its end it has the port. Perhaps nobody takes notice of it then, and it stays a zombie.
-    while state=\$(sed 's/.*) //; s/ .*//' "/proc/\$old/stat" 2>/dev/null) && [ "\$state" != Z ]; do sleep 0.02; done
+    for _ in {1..1500}; do
+        state=\$(sed 's/.*) //; s/ .*//' "/proc/\$old/stat" 2>/dev/null) && [ "\$state" != Z ] || break
+        sleep 0.02
+    done
 fi
 "$build/cli/gcoalesce" serve --listen 127.0.0.1:$port --cors-origin http://127.0.0.1:$page \\
     >/dev/null 2>>"$dir/log" </dev/null &
